@@ -1,0 +1,1 @@
+//! The configuration that userspace freezes into the programs before they are loaded.

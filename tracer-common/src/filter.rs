@@ -1,0 +1,1 @@
+//! The filter, compiled to a bounded program.
