@@ -1,1 +1,5 @@
-//! tracer
+//! The user half of `tracer`: ring → source → decode → flow → verdict → report, one direction and no way back.
+//! ARCHITECTURE.md shows the map.
+
+pub mod event;
+pub mod record;
