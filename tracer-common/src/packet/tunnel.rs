@@ -1,0 +1,169 @@
+//! VXLAN and Geneve at the UDP ports that devices declare, and IP in IP.
+
+use network_types::{
+    geneve::GeneveHdr,
+    ip::IpProto,
+    udp::UdpHdr,
+    vxlan::{VXLAN_I_FLAG_MASK, VxlanHdr},
+};
+
+use super::{
+    FLAG_LATER_FRAGMENT, Layer, Reader, Status, Step,
+    link::{IPV4, IPV6},
+};
+
+/// The most UDP ports that can be declared.
+pub const TUNNEL_PORTS_MAX: usize = 8;
+
+/// Geneve's protocol type of an Ethernet frame ("transparent Ethernet bridging", RFC 8926).
+const TRANSPARENT_ETHERNET: u16 = 0x6558;
+
+const IPV4_IN_IP: u8 = IpProto::Ipv4 as u8;
+const IPV6_IN_IP: u8 = IpProto::Ipv6 as u8;
+
+/// The tunnel that a layer carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Tunnel {
+    /// None that this parser reads.
+    None = 0,
+    /// VXLAN (RFC 7348).
+    Vxlan = 1,
+    /// Geneve (RFC 8926).
+    Geneve = 2,
+    /// An IPv4 or IPv6 packet directly in an IP packet (RFC 2003, RFC 4213); it has no VNI.
+    IpInIp = 3,
+}
+
+impl Tunnel {
+    /// Whether this kind of tunnel has a VNI.
+    pub const fn has_vni(self) -> bool {
+        matches!(self, Self::Vxlan | Self::Geneve)
+    }
+}
+
+/// A UDP port to which a tunnel device listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct TunnelPort {
+    /// The UDP destination port in host order; 0 in an unused entry.
+    pub port: u16,
+    /// What a datagram to this port carries.
+    pub tunnel: Tunnel,
+    /// Zero.
+    pub reserved: u8,
+}
+
+/// The UDP ports that carry tunnels: only what a device declares is read as a tunnel, since a port number alone
+/// proves nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct TunnelPorts {
+    entries: [TunnelPort; TUNNEL_PORTS_MAX],
+}
+
+impl TunnelPorts {
+    /// No tunnels over UDP.
+    pub const NONE: Self = Self {
+        entries: [TunnelPort {
+            port: 0,
+            tunnel: Tunnel::None,
+            reserved: 0,
+        }; TUNNEL_PORTS_MAX],
+    };
+
+    /// Declares that `port` carries `tunnel`, replacing what it was declared as; `false` where the table is full
+    /// or the port is 0.
+    pub fn declare(&mut self, port: u16, tunnel: Tunnel) -> bool {
+        if port == 0 {
+            return false;
+        }
+        for entry in &mut self.entries {
+            if entry.port == port || entry.port == 0 {
+                *entry = TunnelPort {
+                    port,
+                    tunnel,
+                    reserved: 0,
+                };
+                return true;
+            }
+        }
+        false
+    }
+
+    /// What a datagram to `port` carries.
+    #[inline(always)]
+    pub fn lookup(&self, port: u16) -> Tunnel {
+        for entry in &self.entries {
+            if entry.port == 0 {
+                break;
+            }
+            if entry.port == port {
+                return entry.tunnel;
+            }
+        }
+        Tunnel::None
+    }
+}
+
+/// Reads the tunnel header behind a complete layer, names the tunnel in it, and says what it carries.
+#[inline(always)]
+pub(super) fn parse<R: Reader>(reader: &R, ports: &TunnelPorts, layer: &mut Layer) -> Step {
+    if layer.has(FLAG_LATER_FRAGMENT) {
+        return Step::End(Status::Complete);
+    }
+    let at = u32::from(layer.transport_offset);
+    if layer.protocol == IPV4_IN_IP || layer.protocol == IPV6_IN_IP {
+        layer.tunnel = Tunnel::IpInIp;
+        return Step::Ip(at, if layer.protocol == IPV4_IN_IP { 4 } else { 6 });
+    }
+    if !layer.is_udp() {
+        return Step::End(Status::Complete);
+    }
+    let at = at + UdpHdr::LEN as u32;
+    match ports.lookup(layer.dst_port) {
+        Tunnel::Vxlan => vxlan(reader, at, layer),
+        Tunnel::Geneve => geneve(reader, at, layer),
+        Tunnel::None | Tunnel::IpInIp => Step::End(Status::Complete),
+    }
+}
+
+#[inline(always)]
+fn vxlan<R: Reader>(reader: &R, at: u32, layer: &mut Layer) -> Step {
+    if layer.payload_len < VxlanHdr::LEN as u32 {
+        return Step::End(Status::Complete);
+    }
+    let Some(header) = reader.bytes::<{ VxlanHdr::LEN }>(at) else {
+        return Step::End(Status::Truncated);
+    };
+    // `vxlan_rcv` drops a datagram without a valid VNI.
+    if header[0] & VXLAN_I_FLAG_MASK == 0 {
+        return Step::End(Status::Complete);
+    }
+    layer.tunnel = Tunnel::Vxlan;
+    layer.vni = u32::from_be_bytes([0, header[4], header[5], header[6]]);
+    Step::Ethernet(at + VxlanHdr::LEN as u32)
+}
+
+#[inline(always)]
+fn geneve<R: Reader>(reader: &R, at: u32, layer: &mut Layer) -> Step {
+    if layer.payload_len < GeneveHdr::LEN as u32 {
+        return Step::End(Status::Complete);
+    }
+    let Some(header) = reader.bytes::<{ GeneveHdr::LEN }>(at) else {
+        return Step::End(Status::Truncated);
+    };
+    // `geneve_udp_encap_recv` drops any version but 0.
+    if header[0] >> 6 != 0 {
+        return Step::End(Status::Complete);
+    }
+    layer.tunnel = Tunnel::Geneve;
+    layer.vni = u32::from_be_bytes([0, header[4], header[5], header[6]]);
+    let at = at + GeneveHdr::LEN as u32 + u32::from(header[0] & 0x3f) * 4;
+    match u16::from_be_bytes([header[2], header[3]]) {
+        TRANSPARENT_ETHERNET => Step::Ethernet(at),
+        IPV4 => Step::Ip(at, 4),
+        IPV6 => Step::Ip(at, 6),
+        _ => Step::End(Status::Complete),
+    }
+}
