@@ -2,4 +2,6 @@
 //! ARCHITECTURE.md shows the map.
 
 pub mod event;
+pub mod exit;
 pub mod record;
+pub mod report;

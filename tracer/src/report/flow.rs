@@ -1,0 +1,361 @@
+//! A flow as the report tells it: who talks to whom, the packets of the exchange and the way each took.
+
+use std::net::IpAddr;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::time::Time;
+use super::verdict::{At, Cause, Verdict};
+
+/// A flow.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Flow {
+    /// Its number in this report, from 1, in the order of first packets.
+    pub id: u64,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// Who asks, as addressed at the first hop seen.
+    pub client: Endpoint,
+    /// Who is asked, as addressed at the first hop seen.
+    pub server: Endpoint,
+    /// Where the addresses changed on the way.
+    pub translations: Vec<Translation>,
+    /// The tunnels that carried it, each once per direction.
+    pub tunnels: Vec<Tunnel>,
+    /// The SYN, the echo request or the first datagram.
+    pub request: Leg,
+    /// The SYN-ACK, the echo reply or the datagram back.
+    pub reply: Leg,
+    /// The ACK that ends a TCP handshake; `null` for other protocols.
+    pub ack: Option<Leg>,
+    /// The RSTs.
+    pub resets: Vec<Reset>,
+    /// Copies of packets that were sent again, data included.
+    pub retransmits: u64,
+    /// The packets that died, those that mean nothing included.
+    pub losses: Vec<Loss>,
+    /// The conclusion.
+    pub verdict: Verdict,
+}
+
+impl Flow {
+    /// When something of this flow was last seen.
+    pub fn last_time(&self) -> Option<Time> {
+        [
+            self.verdict.at.as_ref().and_then(|at| at.time),
+            self.request.last,
+            self.reply.last,
+            self.ack.as_ref().and_then(|ack| ack.last),
+        ]
+        .into_iter()
+        .flatten()
+        .chain(self.resets.iter().filter_map(|reset| reset.last))
+        .max()
+    }
+}
+
+/// The protocol of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Protocol {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+    /// ICMP.
+    Icmp,
+    /// ICMPv6.
+    Icmp6,
+}
+
+impl Protocol {
+    /// As the filter language spells it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Icmp => "icmp",
+            Self::Icmp6 => "icmp6",
+        }
+    }
+}
+
+/// One end of a flow.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Endpoint {
+    /// Its address.
+    pub addr: IpAddr,
+    /// Its port; `null` for ICMP.
+    pub port: Option<u16>,
+    /// The process that owns the socket, where the socket was seen.
+    pub process: Option<Process>,
+    /// `NAMESPACE/NAME`, where it is known.
+    pub pod: Option<String>,
+    /// The inode number of the socket's network namespace, where the socket was seen.
+    pub netns: Option<u32>,
+    /// That namespace's name, where it has one.
+    pub netns_name: Option<String>,
+}
+
+/// A process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Process {
+    /// Its id in the initial pid namespace.
+    pub pid: u32,
+    /// Its name (`/proc/PID/comm`), which it chooses itself.
+    pub comm: String,
+}
+
+/// A change of addresses.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Translation {
+    /// Where in the stack.
+    pub stage: Stage,
+    /// The addresses before.
+    pub from: Tuple,
+    /// The addresses after.
+    pub to: Tuple,
+    /// The first hop that showed the new addresses.
+    pub hop: Hop,
+}
+
+/// The addresses of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Tuple {
+    /// The source address.
+    pub src: IpAddr,
+    /// The source port.
+    pub src_port: Option<u16>,
+    /// The destination address.
+    pub dst: IpAddr,
+    /// The destination port.
+    pub dst_port: Option<u16>,
+}
+
+/// A tunnel that carried packets of a flow.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Tunnel {
+    /// Its kind.
+    pub kind: TunnelKind,
+    /// The VNI on the wire.
+    pub vni: Option<u32>,
+    /// What the VNI stands for, where that is known.
+    pub vni_meaning: Option<String>,
+    /// The tunnel's source.
+    pub outer_src: IpAddr,
+    /// The tunnel's destination.
+    pub outer_dst: IpAddr,
+    /// The UDP port that the tunnel is sent to.
+    pub udp_dst_port: Option<u16>,
+}
+
+/// The kind of a tunnel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum TunnelKind {
+    /// VXLAN, RFC 7348.
+    Vxlan,
+    /// Geneve, RFC 8926.
+    Geneve,
+    /// WireGuard.
+    Wireguard,
+}
+
+impl TunnelKind {
+    /// As `ip link` spells it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Vxlan => "vxlan",
+            Self::Geneve => "geneve",
+            Self::Wireguard => "wireguard",
+        }
+    }
+}
+
+/// One packet of the exchange, its retransmissions folded in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Leg {
+    /// Which packet.
+    pub kind: PacketKind,
+    /// How many copies were seen; 0 where it never came.
+    pub count: u64,
+    /// When the first copy was first seen.
+    pub first: Option<Time>,
+    /// When the last copy was last seen.
+    pub last: Option<Time>,
+    /// The way of the copy that came furthest.
+    pub path: Vec<Hop>,
+}
+
+impl Leg {
+    /// A packet that never came.
+    pub const fn never(kind: PacketKind) -> Self {
+        Self {
+            kind,
+            count: 0,
+            first: None,
+            last: None,
+            path: Vec::new(),
+        }
+    }
+}
+
+/// What a packet is to its flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PacketKind {
+    /// The request came before the trace.
+    Unseen,
+    /// A TCP SYN.
+    Syn,
+    /// A TCP SYN-ACK.
+    SynAck,
+    /// The ACK that ends a handshake.
+    Ack,
+    /// A TCP segment with data or FIN, or a later ACK.
+    Data,
+    /// A TCP RST.
+    Rst,
+    /// A UDP datagram.
+    Datagram,
+    /// An ICMP echo request.
+    EchoRequest,
+    /// An ICMP echo reply.
+    EchoReply,
+    /// An ICMP error about the flow.
+    IcmpError,
+}
+
+impl PacketKind {
+    /// As the text report heads its line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Unseen => "request",
+            Self::Syn => "SYN",
+            Self::SynAck => "SYN-ACK",
+            Self::Ack => "ACK",
+            Self::Data => "data",
+            Self::Rst => "RST",
+            Self::Datagram => "datagram",
+            Self::EchoRequest => "echo request",
+            Self::EchoReply => "echo reply",
+            Self::IcmpError => "ICMP error",
+        }
+    }
+}
+
+/// RSTs from one side.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Reset {
+    /// Whose address they carry; whoever rejects on the way forges the other end's.
+    pub from: Side,
+    /// How many.
+    pub count: u64,
+    /// When the first was first seen.
+    pub first: Option<Time>,
+    /// When the last was last seen.
+    pub last: Option<Time>,
+    /// The way of the one that came furthest.
+    pub path: Vec<Hop>,
+}
+
+/// An end of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Side {
+    /// Who asks.
+    Client,
+    /// Who is asked.
+    Server,
+}
+
+/// A packet that died.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Loss {
+    /// Which packet.
+    pub packet: PacketKind,
+    /// When it died.
+    pub time: Option<Time>,
+    /// Where it died.
+    pub at: Option<At>,
+    /// Of what.
+    pub cause: Option<Cause>,
+    /// Whether its absence explains nothing.
+    pub innocent: bool,
+    /// Why it is innocent, or what its loss did.
+    pub why: String,
+}
+
+/// One place where a packet was seen.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Hop {
+    /// When.
+    pub time: Option<Time>,
+    /// Where in the stack.
+    pub stage: Stage,
+    /// On which device.
+    pub device: Option<String>,
+    /// That device's index in its namespace.
+    pub ifindex: Option<u32>,
+    /// The inode number of the namespace.
+    pub netns: Option<u32>,
+    /// That namespace's name, where it has one.
+    pub netns_name: Option<String>,
+    /// The kernel function, where one was seen.
+    pub function: Option<String>,
+    /// Bytes of the outermost IP packet.
+    pub len: Option<u32>,
+    /// The tunnel that the packet was inside of at this hop.
+    pub tunnel: Option<HopTunnel>,
+    /// That tunnel's addresses.
+    pub outer: Option<Outer>,
+    /// The skb's mark; `null` for 0.
+    pub mark: Option<u32>,
+}
+
+/// The tunnel that a packet was inside of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct HopTunnel {
+    /// Its kind.
+    pub kind: TunnelKind,
+    /// The VNI on the wire.
+    pub vni: Option<u32>,
+}
+
+/// The addresses of a tunnel's packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Outer {
+    /// The source.
+    pub src: IpAddr,
+    /// The destination.
+    pub dst: IpAddr,
+}
+
+/// Where in the stack a packet was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage {
+    /// Made here, on its way to a first device.
+    LocalOut,
+    /// Handed to a device's driver.
+    Egress,
+    /// Entered a device's receive path.
+    Ingress,
+    /// Routed onwards.
+    Forward,
+    /// Its addresses changed.
+    Nat,
+    /// Put into a tunnel.
+    Encap,
+    /// Taken out of a tunnel.
+    Decap,
+    /// On its way to a socket here.
+    LocalIn,
+    /// Taken by a listening socket.
+    Listener,
+    /// Taken by a connected socket.
+    Socket,
+    /// Freed.
+    Drop,
+}
