@@ -1,0 +1,111 @@
+//! `setup`: what a fresh machine lacks. Every other task calls it, so it is quick where nothing is missing.
+//!
+//! It installs what the tasks need and changes nothing else: no mounts, no kernel settings, no apt sources.
+
+mod apt;
+mod linker;
+mod packages;
+mod rust_src;
+
+use std::{env, path::PathBuf};
+
+use anyhow::Result;
+
+use crate::{output, toolchain::Rustc};
+
+/// Install what the other tasks need; says what it does and why.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Also name what is already there
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+/// The task itself.
+pub fn perform(arguments: &Arguments) -> Result<()> {
+    let progress = Progress {
+        verbose: arguments.verbose,
+    };
+    ready(progress)?;
+    output::say("setup: this machine is ready");
+    Ok(())
+}
+
+/// What every other task does first: silent where nothing is missing.
+pub fn ensure() -> Result<()> {
+    ready(Progress { verbose: false })
+}
+
+fn ready(progress: Progress) -> Result<()> {
+    let rustc = Rustc::query()?;
+    packages::ensure_tools(progress)?;
+    linker::ensure(&rustc, progress)?;
+    rust_src::ensure(&rustc, progress)
+}
+
+/// How much the steps say.
+#[derive(Clone, Copy)]
+struct Progress {
+    verbose: bool,
+}
+
+impl Progress {
+    /// A step that was done before.
+    fn already_there(self, what: &str) {
+        if self.verbose {
+            output::say(&format!("setup: {what}: already there"));
+        }
+    }
+}
+
+/// Says that a step begins that changes the machine, and why it is needed.
+fn step(action: &str, why: &str) {
+    output::say(&format!("setup: {action}, {why}"));
+}
+
+/// Says something unexpected that does not stop the setup.
+fn note(text: &str) {
+    output::say(&format!("setup: {text}"));
+}
+
+/// Where downloads are kept between runs, outside the tree so that a clean checkout need not fetch them again.
+fn cache_directory() -> PathBuf {
+    choose_cache_directory(
+        env::var_os("XDG_CACHE_HOME").map(PathBuf::from),
+        env::home_dir(),
+    )
+}
+
+fn choose_cache_directory(xdg_cache_home: Option<PathBuf>, home: Option<PathBuf>) -> PathBuf {
+    xdg_cache_home
+        .filter(|directory| directory.is_absolute())
+        .or_else(|| {
+            Some(home?)
+                .filter(|home| home.is_absolute())
+                .map(|home| home.join(".cache"))
+        })
+        .unwrap_or_else(|| PathBuf::from("/var/cache"))
+        .join("tracer")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cache_is_where_the_user_keeps_caches() {
+        let choose = |xdg: Option<&str>, home: Option<&str>| {
+            choose_cache_directory(xdg.map(PathBuf::from), home.map(PathBuf::from))
+        };
+        assert_eq!(
+            choose(Some("/xdg"), Some("/home/a")),
+            PathBuf::from("/xdg/tracer")
+        );
+        assert_eq!(
+            choose(Some("relative"), Some("/home/a")),
+            PathBuf::from("/home/a/.cache/tracer")
+        );
+        assert_eq!(choose(None, Some("")), PathBuf::from("/var/cache/tracer"));
+        assert_eq!(choose(None, None), PathBuf::from("/var/cache/tracer"));
+    }
+}
