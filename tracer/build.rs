@@ -120,7 +120,6 @@ fn text(path: &Path) -> Result<String> {
 }
 
 /// Speaks to cargo, whose directives are lines on standard output.
-#[expect(clippy::print_stdout, reason = "cargo reads build scripts on stdout")]
 fn directive(key: &str, value: &str) {
     println!("cargo::{key}={value}");
 }
