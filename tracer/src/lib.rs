@@ -3,5 +3,6 @@
 
 pub mod event;
 pub mod exit;
+pub mod lab;
 pub mod record;
 pub mod report;

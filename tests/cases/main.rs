@@ -1,0 +1,3 @@
+//! Every scenario, in one binary so that they run side by side.
+
+mod lab;
