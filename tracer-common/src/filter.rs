@@ -22,6 +22,7 @@ pub const TERMS_MAX: usize = 12;
 
 /// Which end of a header a term looks at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(zerocopy::IntoBytes, zerocopy::Immutable))]
 #[repr(u8)]
 pub enum End {
     /// Either end.
@@ -34,6 +35,7 @@ pub enum End {
 
 /// What a term compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(zerocopy::IntoBytes, zerocopy::Immutable))]
 #[repr(u8)]
 pub enum Subject {
     /// The IP version with `low`.
@@ -50,6 +52,7 @@ pub enum Subject {
 
 /// One comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(zerocopy::IntoBytes, zerocopy::Immutable))]
 #[repr(C, align(8))]
 pub struct Term {
     /// The network, in the form of [`Layer::src`], with the bits outside `mask` zero.
@@ -86,6 +89,7 @@ impl Term {
 
 /// A conjunction of terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(zerocopy::IntoBytes, zerocopy::Immutable))]
 #[repr(C)]
 pub struct Clause {
     /// The terms; only the first `len` count.
@@ -107,6 +111,7 @@ impl Clause {
 
 /// A compiled filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(zerocopy::IntoBytes, zerocopy::Immutable))]
 #[repr(C)]
 pub struct FilterProgram {
     /// The clauses; only the first `len` count.

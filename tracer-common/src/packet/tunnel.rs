@@ -23,6 +23,7 @@ const IPV6_IN_IP: u8 = IpProto::Ipv6 as u8;
 
 /// The tunnel that a layer carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(zerocopy::IntoBytes, zerocopy::Immutable))]
 #[repr(u8)]
 pub enum Tunnel {
     /// None that this parser reads.
@@ -44,6 +45,7 @@ impl Tunnel {
 
 /// A UDP port to which a tunnel device listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(zerocopy::IntoBytes, zerocopy::Immutable))]
 #[repr(C)]
 pub struct TunnelPort {
     /// The UDP destination port in host order; 0 in an unused entry.
@@ -57,6 +59,7 @@ pub struct TunnelPort {
 /// The UDP ports that carry tunnels: only what a device declares is read as a tunnel, since a port number alone
 /// proves nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(zerocopy::IntoBytes, zerocopy::Immutable))]
 #[repr(C)]
 pub struct TunnelPorts {
     entries: [TunnelPort; TUNNEL_PORTS_MAX],
