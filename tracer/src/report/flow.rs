@@ -160,6 +160,9 @@ pub enum TunnelKind {
     Geneve,
     /// WireGuard.
     Wireguard,
+    /// IP directly in IP.
+    #[serde(rename = "ipip")]
+    IpInIp,
 }
 
 impl TunnelKind {
@@ -169,6 +172,7 @@ impl TunnelKind {
             Self::Vxlan => "vxlan",
             Self::Geneve => "geneve",
             Self::Wireguard => "wireguard",
+            Self::IpInIp => "ipip",
         }
     }
 }

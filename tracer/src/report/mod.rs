@@ -3,6 +3,7 @@
 //! These types only carry what was concluded. Nothing here judges, and no other room serialises its own types
 //! into a report: the JSON Schema is generated from what is declared here. `null` always means "not known".
 
+mod build;
 mod flow;
 mod time;
 mod verdict;
@@ -13,6 +14,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use build::{build, has_final_fault};
 pub use flow::{
     Endpoint, Flow, Hop, HopTunnel, Leg, Loss, Outer, PacketKind, Process, Protocol, Reset, Side,
     Stage, Translation, Tunnel, TunnelKind, Tuple,

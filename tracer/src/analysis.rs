@@ -1,0 +1,163 @@
+//! Takes the record stream, one record after another, and holds all that a report is made of. It reads no clock:
+//! the times are in the records.
+
+use std::net::SocketAddr;
+
+use tracer_common::packet::{IpProto, TunnelPorts};
+
+use crate::decode;
+use crate::devices::Devices;
+use crate::event::{Event, What};
+use crate::flow::table::FlowTable;
+use crate::flow::{FiveTuple, SocketSighting};
+use crate::record::{ClockPair, Fact, Header, Ledger, Record, StoppedBy, Trailer};
+
+/// The most ledger records that are kept: one for each time that something was lost, and the latest.
+const LEDGERS_MAX: usize = 4_096;
+
+/// Everything that the records said.
+#[derive(Debug)]
+pub struct Analysis {
+    /// Who watched what.
+    pub header: Header,
+    /// The devices.
+    pub devices: Devices,
+    /// The flows.
+    pub flows: FlowTable,
+    /// The ledger whenever something was lost since the one before, and the latest, oldest first.
+    pub ledgers: Vec<Ledger>,
+    /// Facts.
+    pub facts: Vec<Fact>,
+    /// Clock pairs, oldest first.
+    pub clocks: Vec<ClockPair>,
+    /// The end, once it is known.
+    pub trailer: Option<Trailer>,
+    /// Records that a capture held and that could not be read.
+    pub unreadable_records: u64,
+    ports: TunnelPorts,
+    last_event_ns: u64,
+}
+
+impl Analysis {
+    /// Begins with the header of the stream.
+    pub fn new(header: Header) -> Self {
+        Self {
+            header,
+            devices: Devices::default(),
+            flows: FlowTable::default(),
+            ledgers: Vec::new(),
+            facts: Vec::new(),
+            clocks: Vec::new(),
+            trailer: None,
+            unreadable_records: 0,
+            ports: TunnelPorts::NONE,
+            last_event_ns: 0,
+        }
+    }
+
+    /// Takes the next record. A second header is ignored.
+    pub fn push(&mut self, record: &Record) {
+        match record {
+            Record::Header(_) => {}
+            Record::Device(device) => {
+                if let Some((port, tunnel)) = crate::devices::tunnel_port(device) {
+                    self.ports.declare(port, tunnel);
+                }
+                self.devices.push(device);
+            }
+            Record::Event(event) => self.push_event(event),
+            Record::Fact(fact) => self.facts.push(fact.clone()),
+            Record::Ledger(ledger) => self.push_ledger(*ledger),
+            Record::Clock(pair) => self.clocks.push(*pair),
+            Record::Trailer(trailer) => self.trailer = Some(*trailer),
+        }
+    }
+
+    /// When the window ended, and why: by the trailer, or where the stream was cut, by its last event.
+    pub fn end(&self) -> Trailer {
+        self.trailer.unwrap_or(Trailer {
+            end_ns: self.last_event_ns.max(self.header.start_ns),
+            stopped_by: StoppedBy::Cut,
+        })
+    }
+
+    /// The ledger as of the end, with what was lost on this side added.
+    pub fn ledger(&self) -> Ledger {
+        let mut ledger = self.ledgers.last().copied().unwrap_or_default();
+        ledger.table_full += self.flows.table_full();
+        ledger.undecodable += self.unreadable_records;
+        ledger
+    }
+
+    fn push_event(&mut self, event: &Event) {
+        self.last_event_ns = self.last_event_ns.max(event.time_ns);
+        match &event.what {
+            What::Xmit { .. } | What::Receive { .. } | What::Consume { .. } | What::Drop { .. } => {
+                if let Some(sighting) = decode::sighting(event, &self.ports) {
+                    self.flows.push(sighting);
+                }
+            }
+            What::XmitFailed { skb, result } => {
+                self.flows.push_refusal(
+                    event.time_ns,
+                    event.cpu,
+                    event.sequence,
+                    event.ifindex,
+                    *skb,
+                    *result,
+                );
+            }
+            What::Socket { hook, socket } => {
+                let tuple = FiveTuple {
+                    protocol: IpProto::Tcp as u8,
+                    src: SocketAddr::new(socket.local_addr, socket.local_port),
+                    dst: SocketAddr::new(socket.remote_addr, socket.remote_port),
+                };
+                if socket.remote_port != 0 {
+                    let seen = SocketSighting {
+                        time_ns: event.time_ns,
+                        cpu: event.cpu,
+                        sequence: event.sequence,
+                        netns: event.netns,
+                        hook: *hook,
+                        socket: socket.clone(),
+                    };
+                    self.flows.push_socket(tuple.key(), seen);
+                }
+            }
+        }
+    }
+
+    fn push_ledger(&mut self, ledger: Ledger) {
+        // The one before the last is needed only if something was lost between it and this one.
+        if let [.., before, last] = self.ledgers.as_slice()
+            && (lost(before) == lost(last) || self.ledgers.len() >= LEDGERS_MAX)
+        {
+            self.ledgers.pop();
+        }
+        self.ledgers.push(ledger);
+    }
+
+    /// Whether something was lost that could have been an event of the time from `since_ns` to `until_ns`.
+    pub fn lost_between(&self, since_ns: u64, until_ns: u64) -> bool {
+        let mut before = Ledger {
+            time_ns: self.header.start_ns,
+            ..Ledger::default()
+        };
+        for ledger in &self.ledgers {
+            if lost(ledger) > lost(&before)
+                && before.time_ns <= until_ns
+                && ledger.time_ns >= since_ns
+            {
+                return true;
+            }
+            before = *ledger;
+        }
+        self.unreadable_records > 0
+    }
+}
+
+/// What was lost on the way from the kernel, all kinds together. The budget holds back data only, and is not a loss.
+const fn lost(ledger: &Ledger) -> u64 {
+    ledger.ring_full + ledger.missed + ledger.undecodable + ledger.table_full
+}

@@ -1,0 +1,198 @@
+//! One packet may be sent several times, and each transmission may branch (a bridge floods it). A [`Transmission`] is
+//! one of them with everything that was seen of it; its [`End`]s say what became of each branch.
+
+use crate::devices::{Devices, FarEnd};
+use crate::event::NetnsId;
+use crate::flow::{Point, Sighting};
+use crate::record::View;
+
+/// `NETDEV_TX_BUSY`: the driver was busy, and the packet goes back into the queue.
+const NETDEV_TX_BUSY: i32 = 0x10;
+
+/// One transmission of a packet: its sightings in the order of time.
+#[derive(Clone, Debug)]
+pub struct Transmission<'a> {
+    /// At least one.
+    sightings: Vec<&'a Sighting>,
+}
+
+/// What became of a branch of a transmission, with the last sighting of it.
+#[derive(Clone, Copy, Debug)]
+pub enum End<'a> {
+    /// The TCP state machine took it.
+    Consumed(&'a Sighting),
+    /// It arrived in the namespace that owns its destination address.
+    Delivered(&'a Sighting),
+    /// It was handed to a device whose other end is outside the view.
+    Left(&'a Sighting),
+    /// Nothing more was seen of it, though something should have been.
+    Vanished(&'a Sighting),
+    /// It was freed, or refused by a driver.
+    Died(&'a Sighting),
+}
+
+impl<'a> End<'a> {
+    /// The last sighting.
+    pub const fn sighting(self) -> &'a Sighting {
+        match self {
+            Self::Consumed(at)
+            | Self::Delivered(at)
+            | Self::Left(at)
+            | Self::Vanished(at)
+            | Self::Died(at) => at,
+        }
+    }
+
+    const fn rank(self) -> u8 {
+        match self {
+            Self::Consumed(_) => 3,
+            Self::Delivered(_) => 2,
+            Self::Left(_) | Self::Vanished(_) => 1,
+            Self::Died(_) => 0,
+        }
+    }
+}
+
+impl<'a> Transmission<'a> {
+    /// The sightings, in the order of time.
+    pub fn sightings(&self) -> &[&'a Sighting] {
+        &self.sightings
+    }
+
+    /// The first sighting.
+    pub fn first(&self) -> &'a Sighting {
+        self.sightings[0]
+    }
+
+    /// The last sighting.
+    pub fn last(&self) -> &'a Sighting {
+        self.sightings[self.sightings.len() - 1]
+    }
+
+    /// How many places it passed: what is compared when asking which transmission came furthest.
+    pub fn distance(&self) -> usize {
+        let passed =
+            |sighting: &&&Sighting| !matches!(sighting.point, Point::Drop(_) | Point::Refused(_));
+        self.sightings.iter().filter(passed).count()
+    }
+
+    /// What became of it: the fate of the branch that fared best. A transmission is dead only if every branch is.
+    pub fn end(&self, devices: &Devices, view: &View) -> End<'a> {
+        let ends = self.ends(devices, view);
+        let best = ends.into_iter().max_by_key(|end| {
+            (
+                end.rank(),
+                !is_bystander(end.sighting()),
+                end.sighting().order(),
+            )
+        });
+        // There is always one: nothing continues the last sighting.
+        best.unwrap_or(End::Vanished(self.last()))
+    }
+
+    fn ends(&self, devices: &Devices, view: &View) -> Vec<End<'a>> {
+        let is_open = |index: &usize| {
+            let (at, later) = (self.sightings[*index], &self.sightings[index + 1..]);
+            !later.iter().any(|next| continues(at, next, devices, view))
+        };
+        let killed = |at: &Sighting| {
+            self.sightings
+                .iter()
+                .any(|other| other.skb == at.skb && matches!(other.point, Point::Drop(_)))
+        };
+        (0..self.sightings.len())
+            .filter(is_open)
+            .filter_map(|index| {
+                let at = self.sightings[index];
+                Some(match &at.point {
+                    // The free that the refusal led to tells more.
+                    Point::Refused(_) if killed(at) => return None,
+                    Point::Refused(NETDEV_TX_BUSY) => End::Vanished(at),
+                    Point::Drop(_) | Point::Refused(_) => End::Died(at),
+                    Point::Consume => End::Consumed(at),
+                    Point::Receive if arrived(at, devices) => End::Delivered(at),
+                    Point::Receive => End::Vanished(at),
+                    Point::Xmit => match at.device().map(|id| devices.far_end(id, view)) {
+                        Some(FarEnd::Outside) => End::Left(at),
+                        _ => End::Vanished(at),
+                    },
+                })
+            })
+            .collect()
+    }
+}
+
+/// Whether the packet is in the namespace of its destination, out of every tunnel.
+fn arrived(at: &Sighting, devices: &Devices) -> bool {
+    at.tunnels.is_empty()
+        && at
+            .netns
+            .is_some_and(|netns| devices.is_local(netns, at.tuple.dst.ip()))
+}
+
+/// A flooded copy that reached a host it was not meant for.
+fn is_bystander(at: &Sighting) -> bool {
+    matches!(&at.point, Point::Drop(death) if death.reason.as_deref() == Some("OTHERHOST"))
+}
+
+/// Whether `next`, seen after `at`, shows that the branch went on.
+fn continues(at: &Sighting, next: &Sighting, devices: &Devices, view: &View) -> bool {
+    if at.skb == next.skb {
+        return !matches!(at.point, Point::Drop(_) | Point::Consume);
+    }
+    let same_netns =
+        |netns: Option<NetnsId>| netns.is_none() || at.netns.is_none() || netns == at.netns;
+    let came_from_outside = || {
+        next.point == Point::Receive
+            && next
+                .device()
+                .is_some_and(|id| devices.far_end(id, view) == FarEnd::Outside)
+    };
+    match at.point {
+        Point::Drop(_) | Point::Consume | Point::Refused(_) => false,
+        Point::Receive => same_netns(next.netns),
+        Point::Xmit => match at
+            .device()
+            .map_or(FarEnd::Unknown, |id| devices.far_end(id, view))
+        {
+            FarEnd::Device(peer) => next.point == Point::Receive && next.device() == Some(peer),
+            FarEnd::Underlay | FarEnd::Inside => same_netns(next.netns),
+            // A packet that left may come back through another door (a process, a wire between two of our devices).
+            FarEnd::Outside => came_from_outside(),
+            FarEnd::Unknown => next.point == Point::Receive && next.netns != at.netns,
+        },
+    }
+}
+
+/// Splits the sightings of one packet, sorted by time, into its transmissions.
+///
+/// The TCP timestamp tells two transmissions apart (its clock ticks each millisecond, and a retransmission waits
+/// 200). Without one, the packet passing a place for the second time begins a new transmission.
+pub fn split<'a>(sightings: impl IntoIterator<Item = &'a Sighting>) -> Vec<Transmission<'a>> {
+    let mut transmissions: Vec<Transmission<'a>> = Vec::new();
+    for sighting in sightings {
+        let belongs = |transmission: &&mut Transmission<'a>| match sighting.segment.tsval {
+            Some(tsval) => transmission.first().segment.tsval == Some(tsval),
+            None => {
+                transmission.first().segment.tsval.is_none()
+                    && !transmission
+                        .sightings
+                        .iter()
+                        .any(|seen| same_place(seen, sighting))
+            }
+        };
+        match transmissions.iter_mut().rev().find(belongs) {
+            Some(transmission) => transmission.sightings.push(sighting),
+            None => transmissions.push(Transmission {
+                sightings: vec![sighting],
+            }),
+        }
+    }
+    transmissions
+}
+
+fn same_place(one: &Sighting, other: &Sighting) -> bool {
+    one.netns == other.netns
+        && one.ifindex == other.ifindex
+        && std::mem::discriminant(&one.point) == std::mem::discriminant(&other.point)
+}

@@ -1,0 +1,228 @@
+//! Joins events into flows. A flow is one connection attempt, seen from as many places as the view has; what
+//! happened to it is for `verdict` to say.
+//!
+//! No I/O and no clock here: the same records give the same flows.
+//!
+//! # How a packet is recognised, and where that goes wrong
+//!
+//! An skb's address is reused the moment it is freed, so it joins two sightings only beside an invariant that
+//! both carry: the innermost five-tuple and the TCP sequence and acknowledgement numbers. Those alone join
+//! sightings of one packet in skbs that differ (a clone, another node, a copy made by a driver). What they
+//! cannot tell apart is a packet and its retransmission: there the TCP timestamp decides, and where a sender
+//! has none, time and the repetition of a hop do (`copies.rs`). Two connections that have one five-tuple in
+//! different namespaces at the same time, with the same initial sequence number, would be taken for one: the
+//! sequence number is 32 random bits.
+
+pub mod copies;
+pub mod pairing;
+pub mod table;
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::BitOr;
+
+use crate::event::{Death, DeviceId, NetnsId, SkbId, Socket, SocketHook};
+
+/// A TCP segment's addresses as they were on the wire at one place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FiveTuple {
+    /// The IP protocol number.
+    pub protocol: u8,
+    /// Where it comes from.
+    pub src: SocketAddr,
+    /// Where it goes to.
+    pub dst: SocketAddr,
+}
+
+impl FiveTuple {
+    /// The same for both directions.
+    pub fn key(self) -> FlowKey {
+        let (low, high) = if self.src <= self.dst {
+            (self.src, self.dst)
+        } else {
+            (self.dst, self.src)
+        };
+        FlowKey {
+            protocol: self.protocol,
+            low,
+            high,
+        }
+    }
+}
+
+/// What the two directions of a flow share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FlowKey {
+    /// The IP protocol number.
+    pub protocol: u8,
+    low: SocketAddr,
+    high: SocketAddr,
+}
+
+/// The flag bits of a TCP header.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TcpFlags(pub u8);
+
+impl TcpFlags {
+    /// No more data from the sender.
+    pub const FIN: Self = Self(0x01);
+    /// Synchronise sequence numbers.
+    pub const SYN: Self = Self(0x02);
+    /// Reset the connection.
+    pub const RST: Self = Self(0x04);
+    /// The acknowledgement number counts.
+    pub const ACK: Self = Self(0x10);
+
+    /// Whether all of these flags are set.
+    pub const fn has(self, flags: Self) -> bool {
+        self.0 & flags.0 == flags.0
+    }
+}
+
+impl BitOr for TcpFlags {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+impl fmt::Debug for TcpFlags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TcpFlags(0x{:02x})", self.0)
+    }
+}
+
+/// What identifies a TCP segment within its flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Segment {
+    /// The sequence number.
+    pub seq: u32,
+    /// The acknowledgement number, meaningful with [`TcpFlags::ACK`].
+    pub ack: u32,
+    /// The flags.
+    pub flags: TcpFlags,
+    /// Bytes of data.
+    pub payload_len: u32,
+    /// The timestamp option's value.
+    pub tsval: Option<u32>,
+}
+
+impl Segment {
+    /// Whether this is the packet that opens a connection.
+    pub const fn is_syn(self) -> bool {
+        self.flags.has(TcpFlags::SYN) && !self.flags.has(TcpFlags::ACK)
+    }
+
+    /// Whether this answers one.
+    pub const fn is_syn_ack(self) -> bool {
+        self.flags.has(TcpFlags(TcpFlags::SYN.0 | TcpFlags::ACK.0))
+    }
+
+    /// Whether this refuses or ends a connection at once.
+    pub const fn is_reset(self) -> bool {
+        self.flags.has(TcpFlags::RST)
+    }
+}
+
+/// A tunnel header around the flow's packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tunnel {
+    /// Which protocol.
+    pub kind: TunnelKind,
+    /// The network identifier, 24 bits; `None` for IP in IP.
+    pub vni: Option<u32>,
+    /// The outer source address.
+    pub outer_src: IpAddr,
+    /// The outer destination address.
+    pub outer_dst: IpAddr,
+    /// The outer UDP destination port; `None` for IP in IP.
+    pub udp_port: Option<u16>,
+}
+
+/// The tunnels whose inside this tracer reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TunnelKind {
+    /// RFC 7348.
+    Vxlan,
+    /// RFC 8926.
+    Geneve,
+    /// RFC 2003 and RFC 4213.
+    IpInIp,
+}
+
+/// What happened to the packet at a place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Point {
+    /// Handed to a device's driver.
+    Xmit,
+    /// Entered the receive path of a device.
+    Receive,
+    /// Taken by the TCP state machine.
+    Consume,
+    /// Refused by a device's driver, with its result.
+    Refused(i32),
+    /// Freed as dropped.
+    Drop(Box<Death>),
+}
+
+/// One packet of a flow at one place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sighting {
+    /// CLOCK_MONOTONIC.
+    pub time_ns: u64,
+    /// The CPU that saw it.
+    pub cpu: u16,
+    /// Orders what one CPU saw.
+    pub sequence: u32,
+    /// The namespace, where it is known.
+    pub netns: Option<NetnsId>,
+    /// The device, where there is one.
+    pub ifindex: Option<u32>,
+    /// The skb.
+    pub skb: SkbId,
+    /// What happened.
+    pub point: Point,
+    /// Bytes of the outermost IP packet.
+    pub packet_len: u32,
+    /// `skb->mark`.
+    pub mark: u32,
+    /// The addresses here.
+    pub tuple: FiveTuple,
+    /// The segment.
+    pub segment: Segment,
+    /// The tunnel headers around it here, outermost first.
+    pub tunnels: Vec<Tunnel>,
+}
+
+impl Sighting {
+    /// The device, if both its parts are known.
+    pub fn device(&self) -> Option<DeviceId> {
+        Some(DeviceId {
+            netns: self.netns?,
+            ifindex: self.ifindex?,
+        })
+    }
+
+    /// Sorts by time; what one CPU saw keeps its order.
+    pub fn order(&self) -> (u64, u16, u32) {
+        (self.time_ns, self.cpu, self.sequence)
+    }
+}
+
+/// One message of a socket of a flow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SocketSighting {
+    /// CLOCK_MONOTONIC.
+    pub time_ns: u64,
+    /// The CPU that saw it.
+    pub cpu: u16,
+    /// Orders what one CPU saw.
+    pub sequence: u32,
+    /// The socket's namespace.
+    pub netns: Option<NetnsId>,
+    /// Which hook.
+    pub hook: SocketHook,
+    /// The socket.
+    pub socket: Socket,
+}

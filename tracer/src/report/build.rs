@@ -1,0 +1,528 @@
+//! Fills a [`Report`] from what the records said and what was concluded. It decides nothing: it names devices, turns
+//! monotonic times into wall-clock times and folds transmissions into legs.
+
+use std::collections::BTreeSet;
+
+use crate::analysis::Analysis;
+use crate::clock::Clock;
+use crate::event::{DeviceId, NetnsId, Symbol};
+use crate::flow::copies::{End, Transmission};
+use crate::flow::pairing::{Flow as Attempt, attempts};
+use crate::flow::{Point, Sighting, Tunnel as SeenTunnel, TunnelKind as SeenKind};
+use crate::record::{Fact, StoppedBy, View};
+use crate::verdict::{self, Diagnosis, Judgement, Place, Scene, diagnosis};
+
+use super::{
+    At, BlindSpot, Cause, Device, Endpoint, Evidence, Flow, Hook, Hop, HopTunnel, Ledger, Leg,
+    Loss, Netns, Node, Observer, Outer, PacketKind, Peer, Process, Protocol, REPORT_SCHEMA, Report,
+    Reset, Side, Stage, Summary, Time, Tracer, Tunnel, TunnelKind, Window,
+};
+
+/// Judges every flow as of the end of the window.
+pub fn build(analysis: &Analysis) -> Report {
+    let end = analysis.end();
+    let builder = Builder {
+        analysis,
+        clock: Clock::from_pairs(analysis.clocks.clone()),
+        scene: Scene {
+            analysis,
+            now_ns: end.end_ns,
+        },
+    };
+    let start_ns = analysis.header.start_ns;
+    let header = &analysis.header;
+    let (flows, named) = builder.flows();
+    Report {
+        schema: REPORT_SCHEMA.to_owned(),
+        tracer: Tracer {
+            version: header.tracer_version.clone(),
+            command: header.command.clone(),
+        },
+        node: Node {
+            hostname: header.hostname.clone(),
+            machine_id: header.machine_id.clone(),
+            boot_id: header.boot_id.clone(),
+            kernel: header.kernel.clone(),
+            arch: header.arch.clone(),
+        },
+        window: Window {
+            start: builder.time(start_ns),
+            end: builder.time(end.end_ns),
+            duration_ns: end.end_ns.saturating_sub(start_ns),
+            stopped_by: end.stopped_by.into(),
+        },
+        observer: builder.observer(),
+        ledger: builder.ledger(end.stopped_by),
+        devices: builder.devices(named),
+        summary: Summary::of(&flows),
+        flows,
+    }
+}
+
+/// Whether a flow has a fault that no later event can undo: what `--until-verdict` waits for.
+pub fn has_final_fault(analysis: &Analysis, now_ns: u64) -> bool {
+    let scene = Scene { analysis, now_ns };
+    analysis
+        .flows
+        .iter()
+        .flat_map(|(_, events)| attempts(events))
+        .filter(is_seen)
+        .any(|attempt| {
+            let judgement = verdict::judge(&attempt, &scene);
+            judgement.is_final && judgement.code.is_fault()
+        })
+}
+
+/// A socket may speak of a flow none of whose packets were seen: that is no flow.
+fn is_seen(attempt: &Attempt<'_>) -> bool {
+    attempt.sightings().next().is_some()
+}
+
+struct Builder<'a> {
+    analysis: &'a Analysis,
+    clock: Clock,
+    scene: Scene<'a>,
+}
+
+impl Builder<'_> {
+    fn time(&self, monotonic_ns: u64) -> Option<Time> {
+        let realtime_ns = self.clock.realtime_ns(monotonic_ns)?;
+        u64::try_from(realtime_ns).ok().map(Time::from_unix_ns)
+    }
+
+    fn netns_name(&self, netns: NetnsId) -> Option<String> {
+        self.analysis.devices.netns_name(netns).map(str::to_owned)
+    }
+
+    /// The flows in the order of their first packets, and the devices that their hops name.
+    fn flows(&self) -> (Vec<Flow>, BTreeSet<DeviceId>) {
+        let mut attempts: Vec<Attempt<'_>> = self
+            .analysis
+            .flows
+            .iter()
+            .flat_map(|(_, events)| attempts(events))
+            .filter(is_seen)
+            .collect();
+        attempts.sort_by_key(Attempt::first_ns);
+        let named = attempts
+            .iter()
+            .flat_map(Attempt::sightings)
+            .filter_map(Sighting::device)
+            .collect();
+        let flows = attempts
+            .iter()
+            .zip(1..)
+            .map(|(attempt, id)| self.flow(attempt, id))
+            .collect();
+        (flows, named)
+    }
+
+    fn flow(&self, attempt: &Attempt<'_>, id: u64) -> Flow {
+        let judgement = verdict::judge(attempt, &self.scene);
+        let request_kind = if attempt.request.is_empty() {
+            PacketKind::Unseen
+        } else {
+            PacketKind::Syn
+        };
+        Flow {
+            id,
+            protocol: Protocol::Tcp,
+            client: self.client(attempt),
+            server: self.server(attempt),
+            translations: Vec::new(),
+            tunnels: tunnels(attempt),
+            request: self.leg(request_kind, &attempt.request),
+            reply: self.leg(PacketKind::SynAck, &attempt.reply),
+            ack: Some(self.leg(PacketKind::Ack, &attempt.ack)),
+            resets: self.resets(attempt),
+            retransmits: retransmits(attempt),
+            losses: judgement
+                .losses
+                .iter()
+                .map(|loss| self.loss(loss))
+                .collect(),
+            verdict: self.verdict(judgement),
+        }
+    }
+
+    fn client(&self, attempt: &Attempt<'_>) -> Endpoint {
+        let socket = attempt
+            .sockets
+            .iter()
+            .find(|seen| attempt.is_client(seen) && seen.socket.process.is_some());
+        let process = socket.and_then(|seen| seen.socket.process.as_ref());
+        let sent_from = attempt
+            .request
+            .first()
+            .map(Transmission::first)
+            .filter(|first| first.point == Point::Xmit);
+        let netns = socket
+            .and_then(|seen| seen.netns)
+            .or_else(|| sent_from.and_then(|first| first.netns));
+        Endpoint {
+            addr: attempt.client.ip(),
+            port: Some(attempt.client.port()),
+            process: process.map(|process| Process {
+                pid: process.pid,
+                comm: process.comm.clone(),
+            }),
+            pod: None,
+            netns: netns.map(|netns| netns.inum),
+            netns_name: netns.and_then(|netns| self.netns_name(netns)),
+        }
+    }
+
+    fn server(&self, attempt: &Attempt<'_>) -> Endpoint {
+        let arrived = attempt
+            .request
+            .iter()
+            .find_map(|request| match self.scene.end(request) {
+                End::Consumed(at) | End::Delivered(at) => at.netns,
+                _ => None,
+            });
+        Endpoint {
+            addr: attempt.server.ip(),
+            port: Some(attempt.server.port()),
+            process: None,
+            pod: None,
+            netns: arrived.map(|netns| netns.inum),
+            netns_name: arrived.and_then(|netns| self.netns_name(netns)),
+        }
+    }
+
+    fn leg(&self, kind: PacketKind, transmissions: &[Transmission<'_>]) -> Leg {
+        let Some(furthest) = self.scene.furthest(transmissions) else {
+            return Leg::never(kind);
+        };
+        Leg {
+            kind,
+            count: transmissions.len() as u64,
+            first: transmissions
+                .iter()
+                .map(|each| each.first().time_ns)
+                .min()
+                .and_then(|first| self.time(first)),
+            last: transmissions
+                .iter()
+                .map(|each| each.last().time_ns)
+                .max()
+                .and_then(|last| self.time(last)),
+            path: furthest
+                .sightings()
+                .iter()
+                .map(|sighting| self.hop(sighting))
+                .collect(),
+        }
+    }
+
+    fn resets(&self, attempt: &Attempt<'_>) -> Vec<Reset> {
+        let all: Vec<&Transmission<'_>> = attempt.refusals.iter().chain(&attempt.resets).collect();
+        [Side::Client, Side::Server]
+            .into_iter()
+            .filter_map(|side| {
+                let from_client = side == Side::Client;
+                let mine = |each: &&&Transmission<'_>| {
+                    (each.first().tuple.src == attempt.client) == from_client
+                };
+                let mine: Vec<Transmission<'_>> =
+                    all.iter().filter(mine).copied().cloned().collect();
+                let leg = self.leg(PacketKind::Rst, &mine);
+                (leg.count > 0).then_some(Reset {
+                    from: side,
+                    count: leg.count,
+                    first: leg.first,
+                    last: leg.last,
+                    path: leg.path,
+                })
+            })
+            .collect()
+    }
+
+    fn hop(&self, sighting: &Sighting) -> Hop {
+        let tunnel = sighting.tunnels.last();
+        Hop {
+            time: self.time(sighting.time_ns),
+            stage: self.stage(sighting),
+            device: self.device_name(sighting),
+            ifindex: sighting.ifindex,
+            netns: sighting.netns.map(|netns| netns.inum),
+            netns_name: sighting.netns.and_then(|netns| self.netns_name(netns)),
+            function: location(sighting).map(Symbol::to_string),
+            len: Some(sighting.packet_len),
+            tunnel: tunnel.map(|tunnel| HopTunnel {
+                kind: kind(tunnel.kind),
+                vni: tunnel.vni,
+            }),
+            outer: tunnel.map(|tunnel| Outer {
+                src: tunnel.outer_src,
+                dst: tunnel.outer_dst,
+            }),
+            mark: Some(sighting.mark).filter(|mark| *mark != 0),
+        }
+    }
+
+    fn stage(&self, sighting: &Sighting) -> Stage {
+        let tunnel = sighting
+            .device()
+            .is_some_and(|id| self.analysis.devices.is_tunnel(id));
+        match sighting.point {
+            Point::Xmit if tunnel => Stage::Encap,
+            Point::Xmit => Stage::Egress,
+            Point::Receive if tunnel => Stage::Decap,
+            Point::Receive => Stage::Ingress,
+            Point::Consume => Stage::Listener,
+            Point::Refused(_) | Point::Drop(_) => Stage::Drop,
+        }
+    }
+
+    fn device_name(&self, sighting: &Sighting) -> Option<String> {
+        Some(self.analysis.devices.get(sighting.device()?)?.name.clone())
+    }
+
+    fn loss(&self, loss: &verdict::Loss<'_>) -> Loss {
+        let place = Place {
+            sighting: loss.sighting,
+            stage: loss.diagnosis.stage,
+        };
+        Loss {
+            packet: loss.packet,
+            time: self.time(loss.sighting.time_ns),
+            at: Some(self.at(place)),
+            cause: Some(self.cause(&loss.diagnosis, loss.sighting)),
+            innocent: loss.innocent,
+            why: loss.why.clone(),
+        }
+    }
+
+    fn verdict(&self, judgement: Judgement<'_>) -> super::Verdict {
+        let cause = judgement.cause.as_ref().zip(judgement.at);
+        super::Verdict {
+            code: judgement.code,
+            confidence: judgement.confidence,
+            at: judgement.at.map(|place| self.at(place)),
+            cause: cause.map(|(cause, place)| self.cause(cause, place.sighting)),
+            summary: judgement.summary,
+            next: judgement.next,
+        }
+    }
+
+    fn at(&self, place: Place<'_>) -> At {
+        let sighting = place.sighting;
+        At {
+            netns: sighting.netns.map(|netns| netns.inum),
+            netns_name: sighting.netns.and_then(|netns| self.netns_name(netns)),
+            device: self.device_name(sighting),
+            ifindex: sighting.ifindex,
+            function: location(sighting).map(Symbol::to_string),
+            stage: place.stage,
+            time: self.time(sighting.time_ns),
+        }
+    }
+
+    fn cause(&self, cause: &Diagnosis, sighting: &Sighting) -> Cause {
+        let death = match &sighting.point {
+            Point::Drop(death) => Some(death),
+            _ => None,
+        };
+        let mtu = sighting
+            .device()
+            .and_then(|id| self.analysis.devices.get(id))
+            .map(|device| device.mtu);
+        Cause {
+            code: cause.code,
+            drop_reason: death.and_then(|death| death.reason.clone()),
+            function: death.map(|death| death.location.to_string()),
+            callers: death
+                .map(|death| death.callers.iter().map(Symbol::to_string).collect())
+                .unwrap_or_default(),
+            detail: cause.detail.clone(),
+            evidence: cause
+                .evidence
+                .iter()
+                .filter_map(|evidence| self.evidence(evidence))
+                .collect(),
+            packet_len: Some(sighting.packet_len),
+            mtu,
+            gso: None,
+            dont_fragment: None,
+            icmp_sent: None,
+            icmp_delivered: None,
+        }
+    }
+
+    fn evidence(&self, evidence: &diagnosis::Evidence) -> Option<Evidence> {
+        Some(match evidence {
+            diagnosis::Evidence::Event { time_ns, summary } => Evidence::Event {
+                time: self.time(*time_ns),
+                summary: summary.clone(),
+            },
+            diagnosis::Evidence::Fact(index) => match self.analysis.facts.get(*index)? {
+                Fact::Counter {
+                    netns,
+                    name,
+                    before,
+                    after,
+                } => Evidence::Counter {
+                    netns: netns.inum,
+                    netns_name: self.netns_name(*netns),
+                    name: name.clone(),
+                    before: *before,
+                    after: *after,
+                },
+            },
+        })
+    }
+
+    fn observer(&self) -> Observer {
+        let header = &self.analysis.header;
+        let named = |netns: &NetnsId| Netns {
+            netns: netns.inum,
+            netns_name: self.netns_name(*netns),
+        };
+        Observer {
+            filter: Some(header.filter.clone()).filter(|filter| !filter.is_empty()),
+            netns: match &header.view {
+                View::Kernel => None,
+                View::Netns { netns } => Some(netns.iter().map(named).collect()),
+            },
+            hooks: header
+                .hooks
+                .iter()
+                .map(|hook| Hook {
+                    name: hook.name.clone(),
+                    kind: hook.kind.clone(),
+                    state: hook.state.into(),
+                    reason: hook.reason.clone(),
+                })
+                .collect(),
+            blind_spots: header
+                .blind_spots
+                .iter()
+                .map(|spot| BlindSpot {
+                    code: spot.code.clone(),
+                    summary: spot.summary.clone(),
+                })
+                .collect(),
+        }
+    }
+
+    fn ledger(&self, stopped_by: StoppedBy) -> Ledger {
+        let ledger = self.analysis.ledger();
+        let nothing_lost = ledger.ring_full == 0
+            && ledger.missed == 0
+            && ledger.undecodable == 0
+            && ledger.table_full == 0;
+        Ledger {
+            emitted: ledger.emitted,
+            delivered: ledger.delivered,
+            ring_full: ledger.ring_full,
+            missed: ledger.missed,
+            undecodable: ledger.undecodable,
+            rate_limited: ledger.rate_limited,
+            table_full: ledger.table_full,
+            // What a killed writer had not written yet is not known.
+            clean: nothing_lost && stopped_by != StoppedBy::Cut,
+        }
+    }
+
+    fn devices(&self, mut named: BTreeSet<DeviceId>) -> Vec<Device> {
+        let known = &self.analysis.devices;
+        let underlays: Vec<DeviceId> = named
+            .iter()
+            .filter_map(|id| {
+                Some(DeviceId {
+                    ifindex: known.get(*id)?.underlay_ifindex?,
+                    ..*id
+                })
+            })
+            .collect();
+        named.extend(underlays);
+        named
+            .iter()
+            .filter_map(|id| known.get(*id))
+            .map(|device| self.device(device))
+            .collect()
+    }
+
+    fn device(&self, device: &crate::record::Device) -> Device {
+        Device {
+            netns: device.id.netns.inum,
+            netns_name: self.netns_name(device.id.netns),
+            ifindex: device.id.ifindex,
+            name: device.name.clone(),
+            kind: device.kind.clone(),
+            mtu: device.mtu,
+            peer: device.peer.map(|peer| Peer {
+                netns: peer.netns.inum,
+                ifindex: peer.ifindex,
+            }),
+            vni: device.vni,
+            underlay_ifindex: device.underlay_ifindex,
+        }
+    }
+}
+
+fn location(sighting: &Sighting) -> Option<&Symbol> {
+    match &sighting.point {
+        Point::Drop(death) => Some(&death.location),
+        _ => None,
+    }
+}
+
+/// The copies beyond the first of each handshake packet, and the retransmissions that the sockets told beyond those of the SYN.
+fn retransmits(attempt: &Attempt<'_>) -> u64 {
+    let again = |transmissions: &[Transmission<'_>]| transmissions.len().saturating_sub(1);
+    let told = attempt
+        .sockets
+        .iter()
+        .filter(|seen| seen.hook == crate::event::SocketHook::RetransmitSkb)
+        .count();
+    let data = told.saturating_sub(again(&attempt.request));
+    (again(&attempt.request) + again(&attempt.reply) + data) as u64
+}
+
+const fn kind(kind: SeenKind) -> TunnelKind {
+    match kind {
+        SeenKind::Vxlan => TunnelKind::Vxlan,
+        SeenKind::Geneve => TunnelKind::Geneve,
+        SeenKind::IpInIp => TunnelKind::IpInIp,
+    }
+}
+
+fn tunnels(attempt: &Attempt<'_>) -> Vec<Tunnel> {
+    let mut seen: Vec<SeenTunnel> = Vec::new();
+    let mut sightings: Vec<&Sighting> = attempt.sightings().collect();
+    sightings.sort_by_key(|sighting| sighting.order());
+    for tunnel in sightings.iter().flat_map(|sighting| &sighting.tunnels) {
+        if !seen.contains(tunnel) {
+            seen.push(*tunnel);
+        }
+    }
+    let told = |tunnel: SeenTunnel| Tunnel {
+        kind: kind(tunnel.kind),
+        vni: tunnel.vni,
+        vni_meaning: tunnel
+            .vni
+            .and_then(|vni| vni_meaning(tunnel.kind, vni))
+            .map(str::to_owned),
+        outer_src: tunnel.outer_src,
+        outer_dst: tunnel.outer_dst,
+        udp_dst_port: tunnel.udp_port,
+    };
+    seen.into_iter().map(told).collect()
+}
+
+/// What a VNI stands for in the data planes that people run. A number alone proves nothing, so each names its condition.
+fn vni_meaning(kind: SeenKind, vni: u32) -> Option<&'static str> {
+    match (kind, vni) {
+        // FelixConfiguration `vxlanVNI`.
+        (SeenKind::Vxlan, 4096) => Some("Calico's default for every pod"),
+        // flannel's backend option `VNI`.
+        (SeenKind::Vxlan, 1) => Some("flannel's default for every pod"),
+        // Cilium writes the source's numeric identity into the tunnel key, so the two directions differ.
+        (SeenKind::Geneve | SeenKind::Vxlan, _) => {
+            Some("with Cilium, the sender's security identity")
+        }
+        (SeenKind::IpInIp, _) => None,
+    }
+}

@@ -1,0 +1,439 @@
+//! Names the cause of a death by (reason, freeing function, callers): the reason alone does not classify. Where a
+//! kernel gives no reason, the function does nearly as well.
+//!
+//! Sources: `enum skb_drop_reason` (include/net/dropreason-core.h) and the `kfree_skb` sites of Linux 5.10 to 6.18.
+
+use crate::devices::Devices;
+use crate::event::{Death, Symbol};
+use crate::flow::{Point, Sighting};
+use crate::report::{CauseCode, Stage};
+
+/// Why a packet died, and where in the stack.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Diagnosis {
+    /// For scripts.
+    pub code: CauseCode,
+    /// Where in the stack.
+    pub stage: Stage,
+    /// What killed it, to follow "SYN killed …": "by a netfilter rule in FORWARD".
+    pub phrase: String,
+    /// More, where there is more to say.
+    pub detail: Option<String>,
+    /// What supports it.
+    pub evidence: Vec<Evidence>,
+}
+
+/// Something that supports a cause.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Evidence {
+    /// Something that was seen at a time (CLOCK_MONOTONIC).
+    Event {
+        /// When.
+        time_ns: u64,
+        /// What.
+        summary: String,
+    },
+    /// The counter that moved: an index into the facts of the stream.
+    Fact(usize),
+}
+
+/// Says why the packet of a sighting died. `None` if it did not.
+pub fn of(sighting: &Sighting, devices: &Devices) -> Option<Diagnosis> {
+    match &sighting.point {
+        Point::Drop(death) => Some(of_death(sighting, death, devices)),
+        Point::Refused(result) => Some(Diagnosis {
+            code: CauseCode::Unknown,
+            stage: Stage::Egress,
+            phrase: format!("by the device's driver, which refused it (result {result})"),
+            detail: None,
+            evidence: vec![Evidence::Event {
+                time_ns: sighting.time_ns,
+                summary: format!("the driver returned {result}"),
+            }],
+        }),
+        Point::Xmit | Point::Receive | Point::Consume => None,
+    }
+}
+
+fn of_death(sighting: &Sighting, death: &Death, devices: &Devices) -> Diagnosis {
+    let trace = Trace(death);
+    let stage = trace.stage(sighting, devices);
+    let code = code(&trace, sighting, devices);
+    Diagnosis {
+        code,
+        stage,
+        phrase: phrase(code, &trace, sighting),
+        detail: detail(code, sighting),
+        evidence: vec![Evidence::Event {
+            time_ns: sighting.time_ns,
+            summary: trace.to_string(),
+        }],
+    }
+}
+
+/// The functions on the stack at a death, nearest first, the freeing one included.
+struct Trace<'a>(&'a Death);
+
+impl std::fmt::Display for Trace<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(reason) = &self.0.reason {
+            write!(f, "{reason} in ")?;
+        }
+        write!(f, "{}", self.0.location)?;
+        for caller in self.0.callers.iter().take(4) {
+            write!(f, " < {}", name(caller))?;
+        }
+        Ok(())
+    }
+}
+
+/// The function's name without the suffixes that compilers add (`.isra.0`, `.constprop.0`, `.cold`).
+fn name(symbol: &Symbol) -> &str {
+    symbol.function.split('.').next().unwrap_or_default()
+}
+
+impl Trace<'_> {
+    fn functions(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.0.location)
+            .chain(&self.0.callers)
+            .map(name)
+    }
+
+    fn has(&self, wanted: &[&str]) -> bool {
+        self.functions().any(|function| wanted.contains(&function))
+    }
+
+    fn has_prefix(&self, prefix: &str) -> bool {
+        self.functions()
+            .any(|function| function.starts_with(prefix))
+    }
+
+    fn freed_in(&self, wanted: &[&str]) -> bool {
+        wanted.contains(&name(&self.0.location))
+    }
+
+    fn reason(&self) -> &str {
+        self.0.reason.as_deref().unwrap_or_default()
+    }
+
+    /// The netfilter hook, by the function that calls it.
+    fn netfilter_hook(&self) -> Option<(&'static str, Stage)> {
+        let callers = self.functions().find_map(|function| {
+            Some(match function {
+                "ip_forward" | "ip6_forward" => ("FORWARD", Stage::Forward),
+                "ip_local_deliver" | "ip6_input" => ("INPUT", Stage::LocalIn),
+                "ip_rcv" | "ipv6_rcv" | "ip_list_rcv" | "ipv6_list_rcv" | "ip_sabotage_in" => {
+                    ("PREROUTING", Stage::Ingress)
+                }
+                "__ip_local_out" | "ip_local_out" | "__ip6_local_out" | "ip6_local_out"
+                | "ip6_xmit" => ("OUTPUT", Stage::LocalOut),
+                "ip_output" | "ip_mc_output" | "ip6_output" | "ip6_finish_output" => {
+                    ("POSTROUTING", Stage::Egress)
+                }
+                "__netif_receive_skb_core" | "nf_hook_ingress" => {
+                    ("the ingress hook", Stage::Ingress)
+                }
+                "__dev_queue_xmit" | "nf_hook_egress" => ("the egress hook", Stage::Egress),
+                "br_handle_frame" | "br_nf_pre_routing" => {
+                    ("the bridge's PREROUTING", Stage::Ingress)
+                }
+                "__br_forward" | "br_forward" | "br_nf_forward" => {
+                    ("the bridge's FORWARD", Stage::Forward)
+                }
+                _ => return None,
+            })
+        });
+        callers.filter(|_| self.is_netfilter())
+    }
+
+    fn is_netfilter(&self) -> bool {
+        self.reason() == "NETFILTER_DROP"
+            || self.has(&[
+                "nf_hook_slow",
+                "nft_do_chain",
+                "ipt_do_table",
+                "ip6t_do_table",
+            ])
+    }
+
+    /// Where in the stack it died.
+    fn stage(&self, sighting: &Sighting, devices: &Devices) -> Stage {
+        if let Some((_, stage)) = self.netfilter_hook() {
+            return stage;
+        }
+        let by_function = self.functions().find_map(|function| {
+            Some(match function {
+                "vxlan_rcv" | "geneve_udp_encap_recv" | "udp_queue_rcv_one_skb" => Stage::Decap,
+                "vxlan_xmit" | "vxlan_xmit_one" | "geneve_xmit" | "wg_xmit" => Stage::Encap,
+                "ip_forward" | "ip6_forward" | "ip_forward_finish" => Stage::Forward,
+                "tcp_v4_rcv"
+                | "tcp_v6_rcv"
+                | "tcp_v4_do_rcv"
+                | "tcp_v6_do_rcv"
+                | "tcp_rcv_state_process"
+                | "ip_local_deliver"
+                | "ip_local_deliver_finish"
+                | "ip6_input"
+                | "ip6_input_finish"
+                | "ip_protocol_deliver_rcu"
+                | "ip6_protocol_deliver_rcu" => Stage::LocalIn,
+                "__neigh_event_send"
+                | "neigh_invalidate"
+                | "neigh_resolve_output"
+                | "neigh_timer_handler"
+                | "__dev_queue_xmit"
+                | "dev_hard_start_xmit"
+                | "sch_direct_xmit"
+                | "__dev_forward_skb2"
+                | "__dev_forward_skb"
+                | "____dev_forward_skb"
+                | "veth_xmit"
+                | "ip_finish_output2"
+                | "ip6_finish_output2"
+                | "tun_net_xmit" => Stage::Egress,
+                "ip_rcv_core"
+                | "ip_rcv_finish_core"
+                | "ip_rcv"
+                | "ip6_rcv_core"
+                | "ipv6_rcv"
+                | "ip_error"
+                | "ip6_pkt_drop"
+                | "ip6_pkt_discard"
+                | "__netif_receive_skb_core"
+                | "veth_xdp_rcv_skb"
+                | "do_xdp_generic" => Stage::Ingress,
+                "__ip_local_out"
+                | "ip_local_out"
+                | "__ip_queue_xmit"
+                | "ip_queue_xmit"
+                | "ip6_xmit"
+                | "ip_build_and_send_pkt" => Stage::LocalOut,
+                _ => return None,
+            })
+        });
+        by_function.unwrap_or_else(|| match sighting.device() {
+            None => Stage::LocalOut,
+            Some(id) if devices.is_tunnel(id) => Stage::Encap,
+            Some(_) => Stage::Drop,
+        })
+    }
+}
+
+fn code(trace: &Trace<'_>, sighting: &Sighting, devices: &Devices) -> CauseCode {
+    by_reason(trace, sighting).unwrap_or_else(|| by_function(trace, sighting, devices))
+}
+
+fn by_reason(trace: &Trace<'_>, sighting: &Sighting) -> Option<CauseCode> {
+    Some(match trace.reason() {
+        "NETFILTER_DROP" => CauseCode::Netfilter,
+        "IP_RPFILTER" => CauseCode::RpFilter,
+        "NO_SOCKET" if sighting.tunnels.is_empty() => CauseCode::NoListener,
+        // A tunnel's datagram to a port on which no tunnel device listens.
+        "NO_SOCKET" | "VXLAN_VNI_NOT_FOUND" => CauseCode::UnknownVni,
+        "NEIGH_FAILED" | "NEIGH_CREATEFAIL" | "NEIGH_QUEUEFULL" | "NEIGH_DEAD" => {
+            CauseCode::NeighbourUnresolved
+        }
+        "OTHERHOST" => CauseCode::WrongMac,
+        "IP_INNOROUTES" | "IP_OUTNOROUTES" => CauseCode::NoRoute,
+        // `ip_error` gives this reason where the input route is unreachable because forwarding is off.
+        "IP_INADDRERRORS" if trace.has(&["ip_error"]) => CauseCode::ForwardingOff,
+        "XDP" => CauseCode::XdpProgram,
+        "TC_INGRESS" | "TC_EGRESS" => CauseCode::TcProgram,
+        "BPF_CGROUP_EGRESS" | "SOCKET_FILTER" => CauseCode::CgroupProgram,
+        "QDISC_DROP" | "QDISC_OVERLIMIT" | "QDISC_CONGESTED" | "FQ_BAND_LIMIT"
+        | "FQ_HORIZON_LIMIT" | "FQ_FLOW_LIMIT" | "CAKE_FLOOD" => CauseCode::Qdisc,
+        "TCP_CSUM" | "UDP_CSUM" | "IP_CSUM" | "SKB_CSUM" | "ICMP_CSUM" => CauseCode::Checksum,
+        "PKT_TOO_BIG" => CauseCode::Mtu,
+        "IP_INVALID_SOURCE" | "IP_LOCAL_SOURCE" | "IP_LOCALNET" | "IP_INVALID_DEST" => {
+            CauseCode::SourceInvalid
+        }
+        "SOCKET_RCVBUFF" | "SOCKET_BACKLOG" | "PROTO_MEM" => CauseCode::SocketBuffer,
+        "TCP_LISTEN_OVERFLOW" => CauseCode::AcceptQueueFull,
+        "XFRM_POLICY" => CauseCode::Xfrm,
+        "CPU_BACKLOG" | "FULL_RING" => CauseCode::RingFull,
+        "DEV_READY" => CauseCode::DeviceDown,
+        _ => return None,
+    })
+}
+
+/// For kernels without reasons (before 5.17), and for the sites that give none.
+fn by_function(trace: &Trace<'_>, sighting: &Sighting, devices: &Devices) -> CauseCode {
+    let has_reasons = trace.0.reason.is_some();
+    if trace.is_netfilter() {
+        CauseCode::Netfilter
+    } else if trace.freed_in(&["vxlan_rcv", "geneve_udp_encap_recv", "geneve_rx"])
+        && vni_is_unknown(sighting, devices)
+    {
+        CauseCode::UnknownVni
+    } else if trace.has(&[
+        "neigh_invalidate",
+        "__neigh_event_send",
+        "arp_error_report",
+        "ndisc_error_report",
+    ]) {
+        CauseCode::NeighbourUnresolved
+    } else if trace.freed_in(&[
+        "__dev_forward_skb2",
+        "__dev_forward_skb",
+        "____dev_forward_skb",
+        "ip_fragment",
+        "ip6_fragment",
+    ]) && exceeds_mtu(sighting, devices)
+    {
+        CauseCode::Mtu
+    } else if trace.freed_in(&["ip_error"]) {
+        CauseCode::BlackholeRoute
+    } else if trace.has(&["veth_xdp_rcv_skb", "do_xdp_generic"]) {
+        CauseCode::XdpProgram
+    } else if trace.has_prefix("xfrm") {
+        CauseCode::Xfrm
+    } else if trace.has_prefix("ovs_") || trace.has(&["do_execute_actions"]) {
+        CauseCode::Ovs
+    } else if !has_reasons && trace.freed_in(&["ip_rcv_core"]) {
+        CauseCode::WrongMac
+    } else {
+        CauseCode::Unknown
+    }
+}
+
+/// Whether no tunnel device of the namespace has the VNI that the packet carries.
+fn vni_is_unknown(sighting: &Sighting, devices: &Devices) -> bool {
+    let vni = sighting.tunnels.last().and_then(|tunnel| tunnel.vni);
+    vni.is_some()
+        && !devices
+            .iter()
+            .any(|device| Some(device.id.netns) == sighting.netns && device.vni == vni)
+}
+
+fn exceeds_mtu(sighting: &Sighting, devices: &Devices) -> bool {
+    let device = sighting.device().and_then(|id| devices.get(id));
+    let peer = device
+        .and_then(|device| device.peer)
+        .and_then(|id| devices.get(id));
+    [device, peer]
+        .into_iter()
+        .flatten()
+        .any(|device| sighting.packet_len > device.mtu)
+}
+
+fn phrase(code: CauseCode, trace: &Trace<'_>, sighting: &Sighting) -> String {
+    let vni = || sighting.tunnels.last().and_then(|tunnel| tunnel.vni);
+    match code {
+        CauseCode::Netfilter => match trace.netfilter_hook() {
+            Some((hook, _)) => format!("by a netfilter rule in {hook}"),
+            None => "by a netfilter rule".to_owned(),
+        },
+        CauseCode::RpFilter => "by reverse path filtering (rp_filter)".to_owned(),
+        CauseCode::NoListener => format!("because no socket takes {}", sighting.tuple.dst),
+        CauseCode::UnknownVni => match vni() {
+            Some(vni) => format!("because no tunnel device there takes VNI {vni}"),
+            None => "because no tunnel device there takes it".to_owned(),
+        },
+        CauseCode::NeighbourUnresolved => {
+            "because the next hop's link-layer address never resolved".to_owned()
+        }
+        CauseCode::WrongMac => "because its destination MAC address is another host's".to_owned(),
+        CauseCode::NoRoute => format!("because there is no route to {}", sighting.tuple.dst.ip()),
+        CauseCode::BlackholeRoute => format!("by a blackhole route to {}", sighting.tuple.dst.ip()),
+        CauseCode::ForwardingOff => "because forwarding is off".to_owned(),
+        CauseCode::XdpProgram => "by an XDP program".to_owned(),
+        CauseCode::TcProgram => "by a tc filter or program".to_owned(),
+        CauseCode::CgroupProgram => "by a cgroup program or socket filter".to_owned(),
+        CauseCode::Qdisc => "by the queueing discipline".to_owned(),
+        CauseCode::Checksum => "because a checksum is wrong".to_owned(),
+        CauseCode::Mtu => format!(
+            "because {} bytes are too many for the device",
+            sighting.packet_len
+        ),
+        CauseCode::SourceInvalid => format!(
+            "because its source address {} cannot be",
+            sighting.tuple.src.ip()
+        ),
+        CauseCode::SocketBuffer => "because the socket's buffer is full".to_owned(),
+        CauseCode::AcceptQueueFull => "because the listener's accept queue is full".to_owned(),
+        CauseCode::Xfrm => "by IPsec".to_owned(),
+        CauseCode::Ovs => "by Open vSwitch".to_owned(),
+        CauseCode::RingFull => "because a receive queue is full".to_owned(),
+        CauseCode::DeviceDown => "because the device is down".to_owned(),
+        _ => match trace.reason() {
+            "" | "NOT_SPECIFIED" => {
+                format!("in {}, which gives no reason", name(&trace.0.location))
+            }
+            reason => format!("in {} ({reason})", name(&trace.0.location)),
+        },
+    }
+}
+
+fn detail(code: CauseCode, sighting: &Sighting) -> Option<String> {
+    match code {
+        CauseCode::UnknownVni => {
+            let tunnel = sighting.tunnels.last()?;
+            Some(format!(
+                "it came from {} to {}",
+                tunnel.outer_src, tunnel.outer_dst
+            ))
+        }
+        CauseCode::RpFilter => Some(format!(
+            "the route back to {} does not leave through the device that the packet came in on",
+            sighting.tuple.src.ip()
+        )),
+        _ => None,
+    }
+}
+
+/// The commands that show more, for a cause that was found in a namespace. `{ns}` is the prefix that enters it.
+pub fn next(
+    code: CauseCode,
+    ns: &str,
+    sighting: &Sighting,
+    device: Option<&str>,
+) -> Option<String> {
+    let (src, dst) = (sighting.tuple.src, sighting.tuple.dst);
+    Some(match code {
+        CauseCode::Netfilter => {
+            format!("`{ns}nft list ruleset` and look for a rule that drops {src} → {dst}")
+        }
+        CauseCode::RpFilter => format!(
+            "`{ns}ip route get {}` and compare its device with {}; `{ns}sysctl net.ipv4.conf.all.rp_filter`",
+            src.ip(),
+            device.unwrap_or("the one above"),
+        ),
+        CauseCode::NoListener | CauseCode::Rejected => {
+            format!("`{ns}ss -ltnp 'sport = {}'`", dst.port())
+        }
+        CauseCode::UnknownVni => format!(
+            "`{ns}ip -d link show type vxlan`, and the same on the sender: their VNIs and ports must agree"
+        ),
+        CauseCode::NeighbourUnresolved => format!(
+            "`{ns}ip neigh show to {}`; `{ns}ip route get {}`",
+            dst.ip(),
+            dst.ip()
+        ),
+        CauseCode::WrongMac => format!(
+            "`{ns}ip link show {}`, and `ip neigh` on the sender",
+            device.unwrap_or("")
+        )
+        .replace(" `", "`"),
+        CauseCode::NoRoute | CauseCode::BlackholeRoute => {
+            format!("`{ns}ip route get {}`; `{ns}ip rule`", dst.ip())
+        }
+        CauseCode::ForwardingOff => {
+            format!("`{ns}sysctl net.ipv4.ip_forward net.ipv6.conf.all.forwarding`")
+        }
+        CauseCode::AcceptQueueFull | CauseCode::SynQueueFull => format!(
+            "`{ns}ss -ltn 'sport = {}'`: Recv-Q above Send-Q is a full queue",
+            dst.port()
+        ),
+        CauseCode::TcProgram => format!(
+            "`{ns}tc filter show dev {} ingress; tc filter show dev {} egress`",
+            device.unwrap_or("DEV"),
+            device.unwrap_or("DEV")
+        ),
+        CauseCode::XdpProgram => format!("`{ns}ip link show {}`", device.unwrap_or("")),
+        CauseCode::Qdisc => format!("`{ns}tc -s qdisc show dev {}`", device.unwrap_or("DEV")),
+        CauseCode::DeviceDown | CauseCode::Mtu => {
+            format!("`{ns}ip -s link show {}`", device.unwrap_or(""))
+        }
+        _ => return None,
+    })
+}

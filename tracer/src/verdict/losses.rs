@@ -1,0 +1,165 @@
+//! The packets of a flow that died, and which of those deaths explain nothing. Innocence follows from the flow's
+//! state, not from a place: one address in `tcp_v4_rcv` frees a repeated SYN, a late SYN-ACK, a RST and a refused SYN.
+
+use super::diagnosis::{self, Diagnosis};
+use super::{Scene, gave_up_at};
+use crate::event::Death;
+use crate::flow::copies::Transmission;
+use crate::flow::pairing::Flow;
+use crate::flow::{Point, Sighting};
+use crate::report::PacketKind;
+
+/// A packet that died.
+#[derive(Debug)]
+pub struct Loss<'a> {
+    /// Which packet.
+    pub packet: PacketKind,
+    /// Its death.
+    pub sighting: &'a Sighting,
+    /// Why.
+    pub diagnosis: Diagnosis,
+    /// Its absence explains nothing.
+    pub innocent: bool,
+    /// Why it is innocent, or what its loss did.
+    pub why: String,
+}
+
+/// The reasons with which TCP frees what it has no more use for.
+const SPENT: [&str; 7] = [
+    "QUEUE_PURGE",
+    "SOCKET_CLOSE",
+    "TCP_RESET",
+    "TCP_CLOSE",
+    "TCP_OLD_DATA",
+    "TCP_OLD_ACK",
+    "TCP_OFOMERGE",
+];
+
+/// Every death in a flow, in the order of time.
+pub fn of<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Vec<Loss<'a>> {
+    let parts = [
+        (PacketKind::Syn, &flow.request),
+        (PacketKind::SynAck, &flow.reply),
+        (PacketKind::Ack, &flow.ack),
+        (PacketKind::Rst, &flow.refusals),
+        (PacketKind::Rst, &flow.resets),
+    ];
+    let handshake = parts.into_iter().flat_map(|(packet, transmissions)| {
+        let sightings = transmissions
+            .iter()
+            .flat_map(|transmission| transmission.sightings().iter().copied());
+        sightings.map(move |sighting| (packet, sighting))
+    });
+    let data = flow
+        .data
+        .iter()
+        .map(|sighting| (PacketKind::Data, *sighting));
+    let mut losses: Vec<Loss<'a>> = handshake
+        .chain(data)
+        .filter_map(|(packet, sighting)| {
+            let diagnosis = diagnosis::of(sighting, scene.devices())?;
+            let innocent = innocent_because(packet, sighting, flow);
+            let why = innocent.map_or_else(|| effect(packet, sighting, flow), str::to_owned);
+            Some(Loss {
+                packet,
+                sighting,
+                diagnosis,
+                innocent: innocent.is_some(),
+                why,
+            })
+        })
+        .collect();
+    losses.sort_by_key(|loss| loss.sighting.order());
+    losses
+}
+
+/// Why a death explains nothing, if so.
+pub fn innocent_because(
+    packet: PacketKind,
+    sighting: &Sighting,
+    flow: &Flow<'_>,
+) -> Option<&'static str> {
+    let Point::Drop(death) = &sighting.point else {
+        return None;
+    };
+    let reason = death.reason.as_deref().unwrap_or_default();
+    let in_tcp = freed_in_tcp(death);
+    let since = |transmissions: &[Transmission<'_>]| {
+        transmissions
+            .first()
+            .is_some_and(|first| first.first().time_ns < sighting.time_ns)
+    };
+    match packet {
+        PacketKind::Syn if in_tcp && since(&flow.reply) => {
+            Some("a repeated SYN that met the pending request: the listener has it")
+        }
+        PacketKind::SynAck
+            if in_tcp && gave_up_at(flow).is_some_and(|at| at <= sighting.time_ns) =>
+        {
+            Some("it came after the client had given up")
+        }
+        PacketKind::SynAck if in_tcp && since(&flow.ack) => {
+            Some("a repeated SYN-ACK: the client has answered already")
+        }
+        PacketKind::Rst if in_tcp => Some("a RST has no more to do once TCP has seen it"),
+        _ if SPENT.contains(&reason) => Some("TCP had no more use for it"),
+        _ if reason == "OTHERHOST" && has_twin(sighting, flow) => {
+            Some("a copy that a bridge flooded to a host it was not meant for")
+        }
+        _ => None,
+    }
+}
+
+/// Freed by TCP's own receive path: the packet arrived.
+pub fn freed_in_tcp(death: &Death) -> bool {
+    let function = death.location.function.as_str();
+    [
+        "tcp_v4_",
+        "tcp_v6_",
+        "tcp_rcv_",
+        "tcp_check_req",
+        "tcp_validate_incoming",
+    ]
+    .iter()
+    .any(|prefix| function.starts_with(prefix))
+}
+
+/// Whether the same packet went on as another skb after this one died.
+fn has_twin(dead: &Sighting, flow: &Flow<'_>) -> bool {
+    flow.sightings().any(|other| {
+        other.segment == dead.segment
+            && other.tuple == dead.tuple
+            && other.skb != dead.skb
+            && other.netns != dead.netns
+            && other.time_ns.abs_diff(dead.time_ns) < TWIN_WITHIN_NS
+            && matches!(other.point, Point::Receive | Point::Consume)
+    })
+}
+
+/// Flooded copies travel together.
+const TWIN_WITHIN_NS: u64 = 100_000_000;
+
+fn effect(packet: PacketKind, sighting: &Sighting, flow: &Flow<'_>) -> String {
+    let next = |transmissions: &[Transmission<'_>]| {
+        transmissions
+            .iter()
+            .map(|transmission| transmission.first().time_ns)
+            .find(|time_ns| *time_ns > sighting.time_ns)
+    };
+    let (what, again) = match packet {
+        PacketKind::Syn => ("SYN", next(&flow.request)),
+        PacketKind::SynAck => ("SYN-ACK", next(&flow.reply)),
+        PacketKind::Ack => ("ACK", next(&flow.ack)),
+        PacketKind::Rst => {
+            return "the other end never learns that the connection is gone".to_owned();
+        }
+        _ => return "TCP has to send it again".to_owned(),
+    };
+    match again {
+        Some(time_ns) => format!(
+            "the next {what} came {} later",
+            super::words::duration(time_ns - sighting.time_ns)
+        ),
+        None => format!("no other {what} came after it"),
+    }
+}

@@ -1,0 +1,126 @@
+//! Says what became of a flow, and never more than its sightings prove. Reads no clock and does no I/O: the same
+//! flows and the same end of the window give the same verdicts.
+//!
+//! `handshake` decides, `diagnosis` names the cause of a death, `words` puts both into a sentence.
+
+pub mod diagnosis;
+mod handshake;
+mod losses;
+mod words;
+
+use crate::analysis::Analysis;
+use crate::devices::Devices;
+use crate::event::TcpState;
+use crate::flow::Sighting;
+use crate::flow::copies::{End, Transmission};
+use crate::flow::pairing::Flow;
+use crate::record::{HookState, View};
+use crate::report::{Confidence, Stage, VerdictCode};
+
+pub use diagnosis::Diagnosis;
+pub use handshake::judge;
+pub use losses::Loss;
+
+/// TCP's answer deadline after the first request: the client's second retransmission is 3 s after it.
+pub const ANSWER_AFTER_FIRST_NS: u64 = 3_500_000_000;
+/// TCP's answer deadline after the latest request.
+pub const ANSWER_AFTER_LATEST_NS: u64 = 500_000_000;
+
+/// The hooks without which absence means nothing.
+const CORE_HOOKS: [&str; 3] = ["net_dev_start_xmit", "netif_receive_skb", "kfree_skb"];
+
+/// The conclusion about one flow.
+#[derive(Debug)]
+pub struct Judgement<'a> {
+    /// What happened.
+    pub code: VerdictCode,
+    /// How it is known.
+    pub confidence: Confidence,
+    /// One sentence without a full stop; the names in it are untrusted.
+    pub summary: String,
+    /// What to do now.
+    pub next: Option<String>,
+    /// Where it happened.
+    pub at: Option<Place<'a>>,
+    /// Why.
+    pub cause: Option<Diagnosis>,
+    /// The packets that died, those that mean nothing included.
+    pub losses: Vec<Loss<'a>>,
+    /// No later event can change it for the better: `--until-verdict` may stop here.
+    pub is_final: bool,
+}
+
+/// Where something happened.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// The sighting.
+    pub sighting: &'a Sighting,
+    /// Where in the stack.
+    pub stage: Stage,
+}
+
+/// What a flow is judged by, besides itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Scene<'a> {
+    /// Everything that the records said.
+    pub analysis: &'a Analysis,
+    /// The end of the window, or now.
+    pub now_ns: u64,
+}
+
+impl<'a> Scene<'a> {
+    /// The devices.
+    pub fn devices(&self) -> &'a Devices {
+        &self.analysis.devices
+    }
+
+    /// The watched namespaces.
+    pub fn view(&self) -> &'a View {
+        &self.analysis.header.view
+    }
+
+    /// What became of a transmission.
+    pub fn end<'f>(&self, transmission: &Transmission<'f>) -> End<'f> {
+        transmission.end(self.devices(), self.view())
+    }
+
+    /// The transmission that came furthest, ties to the latest.
+    pub fn furthest<'t, 'f>(
+        &self,
+        transmissions: &'t [Transmission<'f>],
+    ) -> Option<&'t Transmission<'f>> {
+        transmissions
+            .iter()
+            .max_by_key(|transmission| (transmission.distance(), transmission.first().order()))
+    }
+
+    /// A core hook that is not attached: absence then proves nothing.
+    fn missing_hook(&self) -> Option<&'static str> {
+        let attached = |name: &&str| {
+            let mut hooks = self.analysis.header.hooks.iter();
+            hooks.any(|hook| hook.name == **name && hook.state == HookState::Attached)
+        };
+        CORE_HOOKS.into_iter().find(|name| !attached(name))
+    }
+
+    /// When a flow's request must have been answered.
+    fn deadline_ns(flow: &Flow<'_>) -> u64 {
+        let first = flow
+            .request
+            .first()
+            .map_or(0, |request| request.first().time_ns);
+        let latest = flow
+            .request
+            .last()
+            .map_or(0, |request| request.first().time_ns);
+        (first + ANSWER_AFTER_FIRST_NS).max(latest + ANSWER_AFTER_LATEST_NS)
+    }
+}
+
+/// When the client's socket was closed without ever being established.
+fn gave_up_at(flow: &Flow<'_>) -> Option<u64> {
+    if flow.client_state_at(TcpState::Established).is_some() {
+        return None;
+    }
+    flow.client_state_at(TcpState::Close)
+}
