@@ -12,7 +12,7 @@
 //! - A filter selects flows, so a packet matches if the program holds on it as it is, or on it with source and
 //!   destination exchanged in every header; see [`matches_either_direction`].
 
-use crate::packet::{Layer, Packet};
+use crate::packet::{FLAG_PORTS, Layer, Packet, halves};
 
 /// The most clauses of a program.
 pub const CLAUSES_MAX: usize = 16;
@@ -139,11 +139,13 @@ impl FilterProgram {
 
 /// Whether the flow of this packet is selected: the program holds on the packet as it is, or with source and
 /// destination exchanged in every header.
+#[inline(always)]
 pub fn matches_either_direction(program: &FilterProgram, packet: &Packet) -> bool {
     matches(program, packet, false) || (program.directed != 0 && matches(program, packet, true))
 }
 
 /// Whether the program holds on the packet in one direction, `turned` where source and destination are exchanged.
+#[inline(always)]
 pub fn matches(program: &FilterProgram, packet: &Packet, turned: bool) -> bool {
     if program.matches_all() {
         return true;
@@ -159,9 +161,9 @@ pub fn matches(program: &FilterProgram, packet: &Packet, turned: bool) -> bool {
     false
 }
 
-#[inline(always)]
+#[inline(never)]
 fn clause_holds(clause: &Clause, packet: &Packet, turned: bool) -> bool {
-    let flow = packet.flow();
+    let mut needs_header = false;
     for (index, term) in clause.terms.iter().enumerate() {
         if index as u32 >= clause.len {
             break;
@@ -170,22 +172,30 @@ fn clause_holds(clause: &Clause, packet: &Packet, turned: bool) -> bool {
             if carries_vni(packet, term.low) == term.negated {
                 return false;
             }
-        } else if term.negated && flow.is_some_and(|layer| term_holds(term, layer, turned)) {
+        } else if !term.negated {
+            needs_header = true;
+        } else if packet
+            .flow()
+            .is_some_and(|layer| term_holds(term, layer, turned))
+        {
             return false;
         }
     }
-    if packet
-        .layers()
-        .iter()
-        .any(|layer| header_holds(clause, layer, turned))
-    {
+    if !needs_header {
         return true;
     }
-    match packet.quoted() {
-        Some(layer) => header_holds(clause, layer, turned),
-        // A packet without an IP header satisfies only a clause that asks for none.
-        None => packet.count == 0 && header_holds(clause, &Layer::EMPTY, turned),
+    // Not over the slice of valid layers, whose end the verifier could not follow.
+    for (index, layer) in packet.layers.iter().enumerate() {
+        if index >= usize::from(packet.count) {
+            break;
+        }
+        if header_holds(clause, layer, turned) {
+            return true;
+        }
     }
+    packet
+        .quoted()
+        .is_some_and(|layer| header_holds(clause, layer, turned))
 }
 
 /// Whether all positive terms of the clause hold on one header.
@@ -207,32 +217,35 @@ fn header_holds(clause: &Clause, layer: &Layer, turned: bool) -> bool {
 
 #[inline(always)]
 fn carries_vni(packet: &Packet, vni: u32) -> bool {
-    packet
-        .layers()
-        .iter()
-        .any(|layer| layer.tunnel.has_vni() && layer.vni == vni)
+    for (index, layer) in packet.layers.iter().enumerate() {
+        if index >= usize::from(packet.count) {
+            break;
+        }
+        if layer.tunnel.has_vni() && layer.vni == vni {
+            return true;
+        }
+    }
+    false
 }
 
 #[inline(always)]
 fn term_holds(term: &Term, layer: &Layer, turned: bool) -> bool {
-    let (mut at_source, mut at_destination) = match term.end {
-        End::Either => (true, true),
-        End::Source => (true, false),
-        End::Destination => (false, true),
+    let at_source = match term.end {
+        End::Either => true,
+        End::Source => !turned,
+        End::Destination => turned,
     };
-    if turned {
-        core::mem::swap(&mut at_source, &mut at_destination);
-    }
+    let at_destination = !at_source || matches!(term.end, End::Either);
     match term.subject {
         Subject::Version => u32::from(layer.version) == term.low,
-        Subject::Protocol => layer.version != 0 && u32::from(layer.protocol) == term.low,
+        Subject::Protocol => u32::from(layer.protocol) == term.low,
         Subject::Address => {
             u32::from(layer.version) == term.low
                 && (at_source && in_network(&layer.src, term)
                     || at_destination && in_network(&layer.dst, term))
         }
         Subject::Port => {
-            layer.has(crate::packet::FLAG_PORTS)
+            layer.has(FLAG_PORTS)
                 && (at_source && in_range(layer.src_port, term)
                     || at_destination && in_range(layer.dst_port, term))
         }
@@ -242,8 +255,8 @@ fn term_holds(term: &Term, layer: &Layer, turned: bool) -> bool {
 
 #[inline(always)]
 fn in_network(address: &[u8; 16], term: &Term) -> bool {
-    u128::from_ne_bytes(*address) & u128::from_ne_bytes(term.mask)
-        == u128::from_ne_bytes(term.address)
+    let (address, mask, network) = (halves(address), halves(&term.mask), halves(&term.address));
+    address[0] & mask[0] == network[0] && address[1] & mask[1] == network[1]
 }
 
 #[inline(always)]

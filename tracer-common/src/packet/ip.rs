@@ -3,7 +3,8 @@
 use network_types::ip::{IpProto, Ipv4Hdr, Ipv6Hdr};
 
 use super::{
-    FLAG_DONT_FRAGMENT, FLAG_FIRST_FRAGMENT, FLAG_LATER_FRAGMENT, Layer, Reader, Status, transport,
+    FLAG_DONT_FRAGMENT, FLAG_FIRST_FRAGMENT, FLAG_LATER_FRAGMENT, Layer, Next, Reader, Status,
+    Tunnel, reload, transport,
 };
 
 /// The most IPv6 extension headers that are followed.
@@ -15,30 +16,53 @@ const DESTINATION: u8 = IpProto::Ipv6Opts as u8;
 const FRAGMENT: u8 = IpProto::Ipv6Frag as u8;
 const AUTHENTICATION: u8 = IpProto::Ah as u8;
 
-/// Reads the IP header at `at` and the transport header behind it. `layer.version` stays 0 unless the IP header
-/// was read. `version` is what the link header announced, or 0; `frame_len` stands in for an IP length of zero.
+impl Layer {
+    /// Makes this the layer that [`parse`] reads at `offset`, `next` being the IP header that was announced there.
+    /// What every IP header sets is left for it to set.
+    #[inline(always)]
+    pub(super) fn begin(&mut self, offset: u16, next: Next) {
+        // LLVM would gather constant zeros into a call that clears byte by byte.
+        let zero = core::hint::black_box(0_u32);
+        self.offset = offset;
+        self.version = next as u8;
+        self.payload_len = zero;
+        self.seq = zero;
+        self.ack = zero;
+        self.icmp_rest = zero;
+        self.vni = zero;
+        self.src_port = zero as u16;
+        self.dst_port = zero as u16;
+        self.window = zero as u16;
+        self.tcp_flags = zero as u8;
+        self.icmp_type = zero as u8;
+        self.icmp_code = zero as u8;
+        self.tunnel = Tunnel::None;
+    }
+}
+
+/// Reads the IP header and the transport header behind it into a layer that has begun. `layer.version` becomes 0
+/// unless the IP header was read; `frame_len` stands in for an IP length of zero.
+///
+/// The position comes in the layer and not as an argument, so that the verifier walks this once for a layer and
+/// not once for every way to it: see [`reload`].
 #[inline(never)]
-pub(super) fn parse<R: Reader>(
-    reader: &R,
-    at: u32,
-    version: u8,
-    frame_len: u32,
-    layer: &mut Layer,
-) -> Status {
-    *layer = Layer::EMPTY;
+pub(super) fn parse<R: Reader>(reader: &R, frame_len: u32, layer: &mut Layer) -> Status {
+    let at = usize::from(layer.offset);
+    let announced = layer.version;
+    layer.version = 0;
     let Some([first]) = reader.bytes::<1>(at) else {
         return Status::Truncated;
     };
     let found = first >> 4;
-    if version != 0 && version != found {
+    if announced != Next::Ip as u8 && announced != found {
         return Status::Malformed;
     }
-    layer.offset = at as u16;
     let status = match found {
         4 => v4(reader, at, frame_len, layer),
         6 => v6(reader, at, frame_len, layer),
         _ => Status::Malformed,
     };
+    let layer = reload(layer);
     if !matches!(status, Status::Complete) || layer.has(FLAG_LATER_FRAGMENT) {
         return status;
     }
@@ -46,12 +70,12 @@ pub(super) fn parse<R: Reader>(
 }
 
 #[inline(always)]
-fn v4<R: Reader>(reader: &R, at: u32, frame_len: u32, layer: &mut Layer) -> Status {
+fn v4<R: Reader>(reader: &R, at: usize, frame_len: u32, layer: &mut Layer) -> Status {
     let Some(header) = reader.bytes::<{ Ipv4Hdr::LEN }>(at) else {
         return Status::Truncated;
     };
-    let header_len = u32::from(header[0] & 0x0f) * 4;
-    if header_len < Ipv4Hdr::LEN as u32 {
+    let header_len = usize::from(header[0] & 0x0f) * 4;
+    if header_len < Ipv4Hdr::LEN {
         return Status::Malformed;
     }
     let total = u32::from(u16::from_be_bytes([header[2], header[3]]));
@@ -59,82 +83,92 @@ fn v4<R: Reader>(reader: &R, at: u32, frame_len: u32, layer: &mut Layer) -> Stat
     layer.version = 4;
     layer.tos = header[1];
     layer.packet_len = if total == 0 {
-        frame_len.saturating_sub(at)
+        frame_len.saturating_sub(at as u32)
     } else {
         total
     };
     layer.ip_id = u32::from(u16::from_be_bytes([header[4], header[5]]));
+    layer.flags = fragment_flags(fragment & 0x1fff, fragment & 0x2000 != 0);
     if fragment & 0x4000 != 0 {
         layer.flags |= FLAG_DONT_FRAGMENT;
     }
-    layer.flags |= fragment_flags(fragment & 0x1fff, fragment & 0x2000 != 0);
     layer.ttl = header[8];
     layer.protocol = header[9];
-    layer.src[..4].copy_from_slice(&header[12..16]);
-    layer.dst[..4].copy_from_slice(&header[16..20]);
+    layer.src = widen([header[12], header[13], header[14], header[15]]);
+    layer.dst = widen([header[16], header[17], header[18], header[19]]);
     layer.transport_offset = (at + header_len) as u16;
     Status::Complete
 }
 
 #[inline(always)]
-fn v6<R: Reader>(reader: &R, at: u32, frame_len: u32, layer: &mut Layer) -> Status {
+fn v6<R: Reader>(reader: &R, at: usize, frame_len: u32, layer: &mut Layer) -> Status {
     let Some(header) = reader.bytes::<{ Ipv6Hdr::LEN }>(at) else {
         return Status::Truncated;
     };
+    layer.src.copy_from_slice(&header[8..24]);
+    layer.dst.copy_from_slice(&header[24..40]);
     let payload = u32::from(u16::from_be_bytes([header[4], header[5]]));
     let next = header[6];
     layer.version = 6;
     layer.tos = (header[0] << 4) | (header[1] >> 4);
     layer.packet_len = if payload == 0 && next != IpProto::Ipv6NoNxt as u8 {
-        frame_len.saturating_sub(at)
+        frame_len.saturating_sub(at as u32)
     } else {
         Ipv6Hdr::LEN as u32 + payload
     };
     // Routers never fragment IPv6.
-    layer.flags |= FLAG_DONT_FRAGMENT;
+    layer.flags = FLAG_DONT_FRAGMENT;
+    layer.ip_id = 0;
     layer.ttl = header[7];
-    layer.src.copy_from_slice(&header[8..24]);
-    layer.dst.copy_from_slice(&header[24..40]);
-    extensions(reader, at + Ipv6Hdr::LEN as u32, next, layer)
+    layer.protocol = next;
+    layer.transport_offset = (at + Ipv6Hdr::LEN) as u16;
+    extensions(reader, layer)
 }
 
-/// Follows the extension headers from `at` on, the first of which is `next`.
+/// Follows the extension headers, from `layer.transport_offset` on, the first of which is `layer.protocol`.
 #[inline(always)]
-fn extensions<R: Reader>(reader: &R, mut at: u32, mut next: u8, layer: &mut Layer) -> Status {
-    let mut status = Status::TooDeep;
+fn extensions<R: Reader>(reader: &R, layer: &mut Layer) -> Status {
     for _ in 0..=EXTENSIONS_MAX {
-        if !matches!(
-            next,
-            HOP_BY_HOP | ROUTING | DESTINATION | FRAGMENT | AUTHENTICATION
-        ) {
-            status = Status::Complete;
-            break;
+        let layer = reload(&mut *layer);
+        let at = usize::from(layer.transport_offset);
+        let kind = layer.protocol;
+        if layer.has(FLAG_LATER_FRAGMENT)
+            || !matches!(
+                kind,
+                HOP_BY_HOP | ROUTING | DESTINATION | FRAGMENT | AUTHENTICATION
+            )
+        {
+            return Status::Complete;
         }
         let Some(header) = reader.bytes::<8>(at) else {
-            status = Status::Truncated;
-            break;
+            return Status::Truncated;
         };
-        let len = u32::from(header[1]);
-        at += match next {
+        let len = usize::from(header[1]);
+        let len = match kind {
             FRAGMENT => 8,
             // RFC 4302 counts 32-bit words less two, RFC 8200 64-bit words less one.
             AUTHENTICATION => (len + 2) * 4,
             _ => (len + 1) * 8,
         };
-        if next == FRAGMENT {
+        if kind == FRAGMENT {
             let fragment = u16::from_be_bytes([header[2], header[3]]);
             layer.flags |= fragment_flags(fragment >> 3, fragment & 1 != 0);
             layer.ip_id = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
         }
-        next = header[0];
-        if layer.has(FLAG_LATER_FRAGMENT) {
-            status = Status::Complete;
-            break;
-        }
+        layer.protocol = header[0];
+        layer.transport_offset = (at + len) as u16;
     }
-    layer.protocol = next;
-    layer.transport_offset = at as u16;
-    status
+    Status::TooDeep
+}
+
+/// An IPv4 address in the form of [`Layer::src`].
+#[inline(always)]
+fn widen(address: [u8; 4]) -> [u8; 16] {
+    // See `begin` for why this is no constant.
+    let zero = core::hint::black_box(0_u8);
+    let mut wide = [zero; 16];
+    wide[..4].copy_from_slice(&address);
+    wide
 }
 
 /// What a fragment offset and the more-fragments bit mean.

@@ -17,7 +17,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 pub use network_types::ip::IpProto;
 pub use options::{TcpOptions, tcp_options};
-pub use reader::{MaskedReader, Reader};
+pub use reader::{Reader, SCRATCH_BYTES, Scratch};
 pub use tunnel::{TUNNEL_PORTS_MAX, Tunnel, TunnelPort, TunnelPorts};
 
 use crate::event::{START_ETHERNET, START_IP};
@@ -297,6 +297,10 @@ pub struct Packet {
     pub has_quoted: bool,
     /// How far the parser came.
     pub status: Status,
+    /// What the parser reads next; of no meaning afterwards.
+    next: Next,
+    /// Where that begins.
+    next_offset: u16,
 }
 
 impl Packet {
@@ -310,6 +314,8 @@ impl Packet {
         count: 0,
         has_quoted: false,
         status: Status::NotIp,
+        next: Next::Nothing,
+        next_offset: 0,
     };
 
     /// Parses one frame into a new packet. The kernel half, whose stack is too small for that, uses [`parse`].
@@ -359,48 +365,71 @@ impl Packet {
     }
 }
 
-/// What comes next in the bytes.
-enum Step {
-    /// An Ethernet header at this offset.
-    Ethernet(u32),
-    /// An IP header at this offset, of this version (0 where only the header itself says).
-    Ip(u32, u8),
-    /// Nothing that this parser follows.
-    End(Status),
+/// The header that comes next in the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Next {
+    /// None that this parser follows.
+    Nothing = 0,
+    /// An Ethernet header.
+    Ethernet = 1,
+    /// An IP header whose version only the header itself tells.
+    Ip = 2,
+    /// An IPv4 header.
+    Ipv4 = 4,
+    /// An IPv6 header.
+    Ipv6 = 6,
 }
 
 /// Parses one frame into `out`, whose former content does not matter, and says how far it came.
 ///
 /// The layers are those up to the first header that could not be read.
+#[inline(always)]
 pub fn parse<R: Reader>(reader: &R, frame: Frame, ports: &TunnelPorts, out: &mut Packet) -> Status {
     out.count = 0;
     out.vlan_count = 0;
     out.ethertype = 0;
     out.has_quoted = false;
-    out.status = walk(reader, frame, ports, out);
-    out.status
+    out.next_offset = 0;
+    out.next = match frame.start {
+        Start::Ethernet => Next::Ethernet,
+        Start::Ip => Next::Ip,
+    };
+    let mut status = walk(reader, frame.len_bytes, ports, out);
+    let out = reload(out);
+    if matches!(status, Status::Complete) && out.next == Next::Nothing {
+        quote(reader, out);
+    } else if matches!(status, Status::Complete) {
+        status = Status::TooDeep;
+    }
+    out.status = status;
+    status
 }
 
-fn walk<R: Reader>(reader: &R, frame: Frame, ports: &TunnelPorts, out: &mut Packet) -> Status {
-    let mut step = match frame.start {
-        Start::Ethernet => Step::Ethernet(0),
-        Start::Ip => Step::Ip(0, 0),
-    };
+/// Follows the headers inwards; `out.next` is [`Next::Nothing`] if the innermost was reached.
+#[inline(always)]
+fn walk<R: Reader>(reader: &R, len_bytes: u32, ports: &TunnelPorts, out: &mut Packet) -> Status {
     for depth in 0..LAYERS_MAX {
-        if let Step::Ethernet(at) = step {
-            step = link::parse(reader, at, depth == 0, out);
+        let out = reload(&mut *out);
+        if out.next == Next::Ethernet {
+            let status = link::parse(reader, depth == 0, out);
+            if !matches!(status, Status::Complete) {
+                return status;
+            }
         }
-        let (at, version) = match step {
-            Step::Ip(at, version) => (at, version),
-            // An ARP packet inside a tunnel is a complete packet of the tunnel.
-            Step::End(Status::NotIp) if depth > 0 => return Status::Complete,
-            Step::End(status) => return status,
-            Step::Ethernet(_) => return Status::TooDeep,
-        };
+        let out = reload(out);
+        if out.next == Next::Nothing {
+            return if depth == 0 {
+                Status::NotIp
+            } else {
+                Status::Complete
+            };
+        }
         let Some(layer) = out.layers.get_mut(depth) else {
             return Status::TooDeep;
         };
-        let status = ip::parse(reader, at, version, frame.len_bytes, layer);
+        layer.begin(out.next_offset, out.next);
+        let status = ip::parse(reader, len_bytes, layer);
         if layer.version == 0 {
             return status;
         }
@@ -408,20 +437,42 @@ fn walk<R: Reader>(reader: &R, frame: Frame, ports: &TunnelPorts, out: &mut Pack
         if !matches!(status, Status::Complete) {
             return status;
         }
-        if layer.is_icmp_error() {
-            let at = u32::from(layer.transport_offset) + transport::ICMP_LEN;
-            // A quote that is cut short is the rule, and no fault of the packet.
-            ip::parse(reader, at, layer.version, 0, &mut out.quoted);
-            out.has_quoted = out.quoted.version != 0;
-            return Status::Complete;
+        let Some(next) = tunnel::parse(reader, ports, layer) else {
+            return Status::Truncated;
+        };
+        (out.next, out.next_offset) = next;
+        if out.next == Next::Nothing {
+            break;
         }
-        step = tunnel::parse(reader, ports, layer);
     }
-    match step {
-        Step::End(Status::NotIp) => Status::Complete,
-        Step::End(status) => status,
-        Step::Ethernet(_) | Step::Ip(..) => Status::TooDeep,
-    }
+    Status::Complete
+}
+
+/// Reads what an ICMP error quotes, where the innermost layer is one.
+#[inline(always)]
+fn quote<R: Reader>(reader: &R, out: &mut Packet) {
+    let Some(error) = out.inner().filter(|layer| layer.is_icmp_error()) else {
+        return;
+    };
+    let at = error.transport_offset + transport::ICMP_LEN as u16;
+    let next = if error.version == 4 {
+        Next::Ipv4
+    } else {
+        Next::Ipv6
+    };
+    out.quoted.begin(at, next);
+    // A quote that is cut short is the rule, and no fault of the packet.
+    ip::parse(reader, 0, &mut out.quoted);
+    out.has_quoted = out.quoted.version != 0;
+}
+
+/// Makes the compiler read `place` again instead of remembering in registers what it wrote there.
+///
+/// The verifier forgets what it knows of a value that went through a map, so that all paths that meet here are one
+/// state to it: this is what keeps the parser at a few thousand verified instructions.
+#[inline(always)]
+fn reload<T>(place: &mut T) -> &mut T {
+    core::hint::black_box(place)
 }
 
 impl Packet {
@@ -450,10 +501,18 @@ impl Packet {
 
 #[inline(always)]
 fn end_hash(address: &[u8; 16], port: u16, seed: u64) -> u64 {
-    let [a, b, c, d, e, f, g, h, rest @ ..] = *address;
-    let high = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
-    let low = u64::from_ne_bytes(rest);
+    let [high, low] = halves(address);
     mix(mix(high ^ seed) ^ low.wrapping_add(u64::from(port)))
+}
+
+/// An address as two words, since BPF has none of 128 bits.
+#[inline(always)]
+pub(crate) fn halves(address: &[u8; 16]) -> [u64; 2] {
+    let (high, low) = address.split_at(8);
+    [high, low].map(|half| {
+        half.first_chunk()
+            .map_or(0, |half| u64::from_ne_bytes(*half))
+    })
 }
 
 /// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): every input bit changes half of the output bits.

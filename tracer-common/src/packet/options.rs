@@ -22,7 +22,7 @@ pub fn tcp_options(bytes: &[u8], layer: &Layer) -> TcpOptions {
         return options;
     }
     let start = usize::from(layer.transport_offset);
-    let Some([data_offset]) = (&bytes).bytes::<1>(u32::from(layer.transport_offset) + 12) else {
+    let Some([data_offset]) = (&bytes).bytes::<1>(start + 12) else {
         return options;
     };
     let end = bytes.len().min(start + usize::from(data_offset >> 4) * 4);
@@ -38,9 +38,10 @@ pub fn tcp_options(bytes: &[u8], layer: &Layer) -> TcpOptions {
                 match (kind, &option[2..]) {
                     (2, &[a, b]) => options.mss = Some(u16::from_be_bytes([a, b])),
                     (3, &[shift]) => options.window_scale = Some(shift),
-                    (8, &[a, b, c, d, e, f, g, h]) => {
-                        options.timestamp = Some(u32::from_be_bytes([a, b, c, d]));
-                        options.timestamp_echo = Some(u32::from_be_bytes([e, f, g, h]));
+                    (8, values) if values.len() == 8 => {
+                        options.timestamp = values.first_chunk().copied().map(u32::from_be_bytes);
+                        options.timestamp_echo =
+                            values.last_chunk().copied().map(u32::from_be_bytes);
                     }
                     _ => {}
                 }

@@ -1,83 +1,60 @@
-//! The bounded source of header bytes.
+//! The bounded sources of header bytes.
+
+use crate::event::HEADER_BYTES_MAX;
 
 /// A bounded run of captured header bytes.
 pub trait Reader {
-    /// How many bytes there are.
-    fn len(&self) -> u32;
-
-    /// Whether there are none.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// The `N` bytes from `offset` on, or `None` unless all of them were captured.
-    fn bytes<const N: usize>(&self, offset: u32) -> Option<[u8; N]>;
+    fn bytes<const N: usize>(&self, offset: usize) -> Option<[u8; N]>;
 }
 
+/// The first [`HEADER_BYTES_MAX`] bytes: a longer capture parses as the kernel half parsed it.
 impl Reader for &[u8] {
-    fn len(&self) -> u32 {
-        u32::try_from((**self).len()).unwrap_or(u32::MAX)
-    }
-
-    fn bytes<const N: usize>(&self, offset: u32) -> Option<[u8; N]> {
-        let start = usize::try_from(offset).ok()?;
-        self.get(start..)?.first_chunk().copied()
+    fn bytes<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+        let headers = self.get(..HEADER_BYTES_MAX).unwrap_or(self);
+        headers.get(offset..)?.first_chunk().copied()
     }
 }
 
-/// The most bytes of a header that are read at once (an IPv6 header).
+/// The most bytes that are read at once (an IPv6 header).
 const READ_MAX: usize = 40;
 
-/// Reads a scratch buffer in the form that the verifier follows: the offset is masked to one byte, so every
-/// access lies within 256 bytes plus the largest header whatever the verifier knows of the offset.
-#[derive(Debug)]
-pub struct MaskedReader {
-    scratch: *const u8,
-    len: u32,
+/// The size of [`Scratch::bytes`]: a masked offset and the largest header behind it, and as much room again.
+pub const SCRATCH_BYTES: usize = 2 * HEADER_BYTES_MAX;
+
+/// The kernel half's copy of a packet's headers, in a per-CPU map.
+///
+/// It is read in the form that the verifier follows: the length comes from the map with every check, so that all
+/// lengths are one state, and the offset is masked, so that a read lies within the map whatever is known of it.
+#[derive(Clone, Debug)]
+#[repr(C, align(8))]
+pub struct Scratch {
+    /// The captured bytes; what lies behind them is of no meaning.
+    pub bytes: [u8; SCRATCH_BYTES],
+    /// How many bytes were captured, at most [`HEADER_BYTES_MAX`]; what lies beyond that is not read.
+    pub len: u64,
 }
 
-impl MaskedReader {
-    /// The most bytes that are read; a longer capture is cut here.
-    pub const LEN_MAX: u32 = 256;
-
-    /// How large the buffer must be: masking confines only the offset, and a header follows it.
-    pub const SCRATCH_BYTES: usize = 512;
-
-    /// Reads the first `len` bytes of a scratch buffer, of which at most [`Self::LEN_MAX`] count.
-    ///
-    /// # Safety
-    ///
-    /// `scratch` must point to [`Self::SCRATCH_BYTES`] initialised bytes that nothing writes to while this reader lives.
-    pub const unsafe fn new(scratch: *const u8, len: u32) -> Self {
-        let len = if len > Self::LEN_MAX {
-            Self::LEN_MAX
-        } else {
-            len
-        };
-        Self { scratch, len }
-    }
+impl Scratch {
+    /// Nothing captured.
+    pub const EMPTY: Self = Self {
+        bytes: [0; SCRATCH_BYTES],
+        len: 0,
+    };
 }
 
-impl Reader for MaskedReader {
-    fn len(&self) -> u32 {
-        self.len
-    }
-
+impl Reader for Scratch {
     #[inline(always)]
-    fn bytes<const N: usize>(&self, offset: u32) -> Option<[u8; N]> {
+    fn bytes<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
         const {
-            assert!(N <= READ_MAX && 255 + READ_MAX <= Self::SCRATCH_BYTES);
+            assert!(N <= READ_MAX && HEADER_BYTES_MAX == 0x100);
+            assert!(0xff + READ_MAX <= SCRATCH_BYTES);
         }
-        if offset >= Self::LEN_MAX || offset + N as u32 > self.len {
+        if offset > 0xff || (offset + N) as u64 > self.len {
             return None;
         }
-        // SAFETY: the masked offset is at most 255 and N at most READ_MAX, which the assertion above keeps inside
-        // the SCRATCH_BYTES bytes that the caller of `new` promised; `[u8; N]` needs no alignment.
-        Some(unsafe {
-            self.scratch
-                .add((offset & 0xff) as usize)
-                .cast::<[u8; N]>()
-                .read()
-        })
+        // The compiler knows that the mask changes nothing and would leave it out; the verifier does not know.
+        let masked = core::hint::black_box(offset) & 0xff;
+        self.bytes.get(masked..)?.first_chunk().copied()
     }
 }

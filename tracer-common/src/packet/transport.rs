@@ -5,7 +5,7 @@ use network_types::{icmp::Icmpv4Hdr, ip::IpProto, tcp::TcpHdr, udp::UdpHdr};
 use super::{FLAG_PORTS, FLAG_TRANSPORT, Layer, Reader, Status};
 
 /// The length of an ICMP and of an ICMPv6 header.
-pub(super) const ICMP_LEN: u32 = Icmpv4Hdr::LEN as u32;
+pub(super) const ICMP_LEN: usize = Icmpv4Hdr::LEN;
 const TCP_LEN: u32 = TcpHdr::LEN as u32;
 const UDP_LEN: u32 = UdpHdr::LEN as u32;
 
@@ -17,8 +17,8 @@ const ICMPV6: u8 = IpProto::Ipv6Icmp as u8;
 /// Reads the transport header of a layer whose IP header was read. A protocol without a parser is complete.
 #[inline(always)]
 pub(super) fn parse<R: Reader>(reader: &R, layer: &mut Layer) -> Status {
-    let at = u32::from(layer.transport_offset);
-    let header_len = at - u32::from(layer.offset);
+    let at = usize::from(layer.transport_offset);
+    let header_len = u32::from(layer.transport_offset - layer.offset);
     // What follows the IP packet in the frame (Ethernet padding) is no transport header.
     let Some(available) = layer.packet_len.checked_sub(header_len) else {
         return Status::Malformed;
@@ -32,7 +32,7 @@ pub(super) fn parse<R: Reader>(reader: &R, layer: &mut Layer) -> Status {
 }
 
 #[inline(always)]
-fn tcp<R: Reader>(reader: &R, at: u32, available: u32, layer: &mut Layer) -> Status {
+fn tcp<R: Reader>(reader: &R, at: usize, available: u32, layer: &mut Layer) -> Status {
     if available < TCP_LEN {
         return Status::Malformed;
     }
@@ -60,7 +60,7 @@ fn tcp<R: Reader>(reader: &R, at: u32, available: u32, layer: &mut Layer) -> Sta
 }
 
 #[inline(always)]
-fn udp<R: Reader>(reader: &R, at: u32, available: u32, layer: &mut Layer) -> Status {
+fn udp<R: Reader>(reader: &R, at: usize, available: u32, layer: &mut Layer) -> Status {
     if available < UDP_LEN {
         return Status::Malformed;
     }
@@ -75,17 +75,17 @@ fn udp<R: Reader>(reader: &R, at: u32, available: u32, layer: &mut Layer) -> Sta
 }
 
 #[inline(always)]
-fn icmp<R: Reader>(reader: &R, at: u32, available: u32, layer: &mut Layer) -> Status {
-    if available < ICMP_LEN {
+fn icmp<R: Reader>(reader: &R, at: usize, available: u32, layer: &mut Layer) -> Status {
+    if available < ICMP_LEN as u32 {
         return Status::Malformed;
     }
-    let Some(header) = reader.bytes::<{ ICMP_LEN as usize }>(at) else {
+    let Some(header) = reader.bytes::<ICMP_LEN>(at) else {
         return Status::Truncated;
     };
     layer.icmp_type = header[0];
     layer.icmp_code = header[1];
     layer.icmp_rest = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
-    layer.payload_len = available - ICMP_LEN;
+    layer.payload_len = available - ICMP_LEN as u32;
     layer.flags |= FLAG_TRANSPORT;
     Status::Complete
 }

@@ -8,7 +8,7 @@ use network_types::{
 };
 
 use super::{
-    FLAG_LATER_FRAGMENT, Layer, Reader, Status, Step,
+    FLAG_LATER_FRAGMENT, Layer, Next, Reader,
     link::{IPV4, IPV6},
 };
 
@@ -109,64 +109,66 @@ impl TunnelPorts {
     }
 }
 
-/// Reads the tunnel header behind a complete layer, names the tunnel in it, and says what it carries.
-#[inline(always)]
-pub(super) fn parse<R: Reader>(reader: &R, ports: &TunnelPorts, layer: &mut Layer) -> Step {
+/// Reads the tunnel header behind a complete layer, names the tunnel in it, and says what it carries and where;
+/// `None` if the captured bytes end in the tunnel header.
+///
+/// Not inlined, since the table of ports would be kept in registers for every packet, tunnelled or not.
+#[inline(never)]
+pub(super) fn parse<R: Reader>(
+    reader: &R,
+    ports: &TunnelPorts,
+    layer: &mut Layer,
+) -> Option<(Next, u16)> {
     if layer.has(FLAG_LATER_FRAGMENT) {
-        return Step::End(Status::Complete);
+        return NOTHING;
     }
-    let at = u32::from(layer.transport_offset);
+    let at = layer.transport_offset;
     if layer.protocol == IPV4_IN_IP || layer.protocol == IPV6_IN_IP {
         layer.tunnel = Tunnel::IpInIp;
-        return Step::Ip(at, if layer.protocol == IPV4_IN_IP { 4 } else { 6 });
+        return Some((
+            if layer.protocol == IPV4_IN_IP {
+                Next::Ipv4
+            } else {
+                Next::Ipv6
+            },
+            at,
+        ));
     }
-    if !layer.is_udp() {
-        return Step::End(Status::Complete);
+    // VXLAN and Geneve headers have the same length.
+    if !layer.is_udp() || layer.payload_len < VxlanHdr::LEN as u32 {
+        return NOTHING;
     }
-    let at = at + UdpHdr::LEN as u32;
-    match ports.lookup(layer.dst_port) {
-        Tunnel::Vxlan => vxlan(reader, at, layer),
-        Tunnel::Geneve => geneve(reader, at, layer),
-        Tunnel::None | Tunnel::IpInIp => Step::End(Status::Complete),
+    let tunnel = ports.lookup(layer.dst_port);
+    if !tunnel.has_vni() {
+        return NOTHING;
     }
+    let at = at + UdpHdr::LEN as u16;
+    let header = reader.bytes::<{ VxlanHdr::LEN }>(usize::from(at))?;
+    let at = at + VxlanHdr::LEN as u16;
+    let next = if tunnel == Tunnel::Vxlan {
+        // `vxlan_rcv` drops a datagram without a valid VNI.
+        if header[0] & VXLAN_I_FLAG_MASK == 0 {
+            return NOTHING;
+        }
+        (Next::Ethernet, at)
+    } else {
+        // `geneve_udp_encap_recv` drops any version but 0.
+        if header[0] >> 6 != 0 {
+            return NOTHING;
+        }
+        let next = match u16::from_be_bytes([header[2], header[3]]) {
+            TRANSPARENT_ETHERNET => Next::Ethernet,
+            IPV4 => Next::Ipv4,
+            IPV6 => Next::Ipv6,
+            _ => Next::Nothing,
+        };
+        (next, at + u16::from(header[0] & 0x3f) * 4)
+    };
+    layer.tunnel = tunnel;
+    layer.vni = u32::from_be_bytes([0, header[4], header[5], header[6]]);
+    Some(next)
 }
 
-#[inline(always)]
-fn vxlan<R: Reader>(reader: &R, at: u32, layer: &mut Layer) -> Step {
-    if layer.payload_len < VxlanHdr::LEN as u32 {
-        return Step::End(Status::Complete);
-    }
-    let Some(header) = reader.bytes::<{ VxlanHdr::LEN }>(at) else {
-        return Step::End(Status::Truncated);
-    };
-    // `vxlan_rcv` drops a datagram without a valid VNI.
-    if header[0] & VXLAN_I_FLAG_MASK == 0 {
-        return Step::End(Status::Complete);
-    }
-    layer.tunnel = Tunnel::Vxlan;
-    layer.vni = u32::from_be_bytes([0, header[4], header[5], header[6]]);
-    Step::Ethernet(at + VxlanHdr::LEN as u32)
-}
+const NOTHING: Option<(Next, u16)> = Some((Next::Nothing, 0));
 
-#[inline(always)]
-fn geneve<R: Reader>(reader: &R, at: u32, layer: &mut Layer) -> Step {
-    if layer.payload_len < GeneveHdr::LEN as u32 {
-        return Step::End(Status::Complete);
-    }
-    let Some(header) = reader.bytes::<{ GeneveHdr::LEN }>(at) else {
-        return Step::End(Status::Truncated);
-    };
-    // `geneve_udp_encap_recv` drops any version but 0.
-    if header[0] >> 6 != 0 {
-        return Step::End(Status::Complete);
-    }
-    layer.tunnel = Tunnel::Geneve;
-    layer.vni = u32::from_be_bytes([0, header[4], header[5], header[6]]);
-    let at = at + GeneveHdr::LEN as u32 + u32::from(header[0] & 0x3f) * 4;
-    match u16::from_be_bytes([header[2], header[3]]) {
-        TRANSPARENT_ETHERNET => Step::Ethernet(at),
-        IPV4 => Step::Ip(at, 4),
-        IPV6 => Step::Ip(at, 6),
-        _ => Step::End(Status::Complete),
-    }
-}
+const _: () = assert!(VxlanHdr::LEN == GeneveHdr::LEN);
