@@ -2,11 +2,39 @@
 //!
 //! The network itself is [`tracer::lab`], which `tracer demo` uses too. Everything here needs root, leaves nothing
 //! behind and may run beside itself: each test has its own sandbox and its own addresses.
+//!
+//! What a test expects is written from the contract of verdicts, never copied from what the binary printed.
 
-use anyhow::Result;
-use tracer::lab::{Plan, Topology, sandbox};
+mod expect;
+pub mod faults;
+mod observers;
+mod runner;
+mod scenario;
 
-/// Runs a test in a sandbox with a healthy lab.
-pub fn with_lab(plan: Plan, test: impl FnOnce(&Topology) -> Result<()> + Send) -> Result<()> {
-    sandbox::run(|| test(&Topology::build(plan)?))?
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener};
+
+use anyhow::{Context as _, Result};
+use tracer::lab::{Family, Plan, Topology, sandbox};
+
+pub use expect::{Expected, Views, answered, inconclusive, inferred, proven, unseen};
+pub use observers::{Observers, Reports};
+pub use runner::{Run, Tracer, binary};
+pub use scenario::{Ends, Scenario, exchange};
+
+/// Runs a test in a sandbox with a healthy lab whose addresses no other running test has.
+pub fn with_lab(family: Family, test: impl FnOnce(&Topology) -> Result<()> + Send) -> Result<()> {
+    let (number, _claim) = claim_number()?;
+    sandbox::run(|| test(&Topology::build(Plan::new(number, family))?))?
+}
+
+/// Claims a lab number among all the processes of this machine, for as long as the second value lives.
+fn claim_number() -> Result<(u8, UnixListener)> {
+    (1..=u8::MAX)
+        .find_map(|number| {
+            // An abstract address is free again when its owner is gone, even by SIGKILL.
+            let address = SocketAddr::from_abstract_name(format!("tracer-lab-{number}")).ok()?;
+            Some((number, UnixListener::bind_addr(&address).ok()?))
+        })
+        .context("255 labs run already")
 }

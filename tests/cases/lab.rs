@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
-use tracer::lab::{Family, Outcome, Plan, Server, Topology, connect};
+use tracer::lab::{Family, Outcome, Server, Topology, connect};
 use tracer_tests::with_lab;
 
 const SOON: Duration = Duration::from_secs(2);
@@ -36,17 +36,17 @@ fn answers_then_loses_its_synack(lab: &Topology) -> Result<()> {
 
 #[test]
 fn a_pod_reaches_the_other_until_the_synack_is_dropped() -> Result<()> {
-    with_lab(Plan::new(1, Family::V4), answers_then_loses_its_synack)
+    with_lab(Family::V4, answers_then_loses_its_synack)
 }
 
 #[test]
 fn a_pod_reaches_the_other_over_ipv6_until_the_synack_is_dropped() -> Result<()> {
-    with_lab(Plan::new(2, Family::V6), answers_then_loses_its_synack)
+    with_lab(Family::V6, answers_then_loses_its_synack)
 }
 
 #[test]
 fn the_names_of_a_sandbox_are_seen_inside_it_only() -> Result<()> {
-    with_lab(Plan::new(3, Family::V4), |lab| {
+    with_lab(Family::V4, |lab| {
         ensure!(Path::new("/run/netns/node-a").exists());
         ensure!(lab.node_a.inum()? != lab.node_b.inum()?);
         Ok(())

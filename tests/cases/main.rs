@@ -1,3 +1,9 @@
 //! Every scenario, in one binary so that they run side by side.
 
+mod bad_input;
+mod handshake;
+mod healthy;
 mod lab;
+mod loss;
+mod many_flows;
+mod mid_flow;

@@ -1,0 +1,106 @@
+//! Nothing is broken, and every view must say so.
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+use std::time::Duration;
+use tracer::lab::{Family, Outcome, Server, Topology, connect};
+use tracer_tests::faults::{self, SYN};
+use tracer_tests::{Observers, Views, answered, exchange, with_lab};
+
+/// A SYN that was lost is sent again after one second.
+const SECOND_TRY: Duration = Duration::from_secs(3);
+
+fn a_connection_is_answered(lab: &Topology) -> Result<Value> {
+    let _server = Server::start(&lab.pod_b, lab.plan.server(6379))?;
+    let observers = Observers::start(lab)?;
+    let client = exchange(lab)?;
+    let reports = observers.stop()?;
+    reports.check(&[(client, Views::all(answered()))])?;
+    reports.full.report()
+}
+
+/// The devices of a leg's path, each once, in order.
+fn devices_of(report: &Value, leg: &str) -> Result<Vec<String>> {
+    let hops = report
+        .pointer(&format!("/flows/0/{leg}/path"))
+        .and_then(Value::as_array)
+        .with_context(|| format!("no path of the {leg}"))?;
+    let text = |hop: &Value, field: &str| hop[field].as_str().map(str::to_owned);
+    let mut devices: Vec<String> = hops
+        .iter()
+        .filter_map(|hop| {
+            Some(format!(
+                "{}/{}",
+                text(hop, "netns_name")?,
+                text(hop, "device")?
+            ))
+        })
+        .collect();
+    devices.dedup();
+    Ok(devices)
+}
+
+#[test]
+fn answered_over_vxlan_with_every_device_of_the_path() -> Result<()> {
+    with_lab(Family::V4, |lab| {
+        let report = a_connection_is_answered(lab)?;
+        let to_the_server = [
+            "pod-a/eth0",
+            "node-a/lxca",
+            "node-a/vx0",
+            "node-a/ens0",
+            "underlay/toa",
+            "underlay/tob",
+            "node-b/ens0",
+            "node-b/vx0",
+            "node-b/lxcb",
+            "pod-b/eth0",
+        ];
+        let to_the_client: Vec<_> = to_the_server.iter().rev().copied().collect();
+        let request = devices_of(&report, "request")?;
+        ensure!(request == to_the_server, "the SYN's path is {request:?}");
+        let reply = devices_of(&report, "reply")?;
+        ensure!(reply == to_the_client, "the SYN-ACK's path is {reply:?}");
+        let tunnel = report.pointer("/flows/0/tunnels/0");
+        ensure!(
+            tunnel.is_some_and(|tunnel| tunnel["kind"] == "vxlan" && tunnel["vni"] == 4096),
+            "the tunnel is {tunnel:?}"
+        );
+        Ok(())
+    })
+}
+
+#[test]
+fn answered_over_vxlan_and_ipv6() -> Result<()> {
+    with_lab(Family::V6, |lab| a_connection_is_answered(lab).map(drop))
+}
+
+#[test]
+fn answered_on_the_second_try() -> Result<()> {
+    with_lab(Family::V4, |lab| {
+        let _server = Server::start(&lab.pod_b, lab.plan.server(6379))?;
+        let observers = Observers::start(lab)?;
+        faults::netfilter(&lab.node_b, "forward", &format!("{SYN} drop"))?;
+        let attempt = connect(&lab.pod_a, 0, lab.plan.server(6379))?;
+        let client = attempt.local;
+        std::thread::sleep(Duration::from_millis(500));
+        faults::heal_netfilter(&lab.node_b)?;
+        let outcome = attempt.wait(SECOND_TRY);
+        ensure!(matches!(outcome, Outcome::Connected(_)), "{outcome:?}");
+        let views = Views {
+            full: answered().with_losses(),
+            server_node: answered().with_losses(),
+            // The first SYN left node-a like the second; where it died is not seen from there.
+            client_node: answered(),
+        };
+        let reports = observers.stop()?;
+        reports.check(&[(client, views)])?;
+        let report = reports.full.report()?;
+        ensure!(report.pointer("/flows/0/request/count") == Some(&2.into()));
+        ensure!(
+            report.pointer("/flows/0/losses/0/cause/code") == Some(&"netfilter".into()),
+            "{report:#}"
+        );
+        Ok(())
+    })
+}

@@ -1,0 +1,146 @@
+//! Three tracers that watch one lab at once: the whole kernel, the server's node, the client's node.
+
+use std::net::SocketAddr;
+
+use anyhow::{Result, bail};
+use serde_json::Value;
+use tracer::lab::Topology;
+
+use crate::expect::{Expected, Views};
+use crate::runner::{Run, Tracer};
+
+/// A bound only: every test interrupts its tracers when its traffic is over.
+const AT_MOST: &str = "60s";
+
+/// The three, attached.
+#[derive(Debug)]
+pub struct Observers {
+    full: Tracer,
+    server_node: Tracer,
+    client_node: Tracer,
+}
+
+/// What the three said.
+#[derive(Debug)]
+pub struct Reports {
+    /// The whole kernel, filtered to this lab's addresses.
+    pub full: Run,
+    /// `--netns node-b --pods`.
+    pub server_node: Run,
+    /// `--netns node-a --pods`.
+    pub client_node: Run,
+}
+
+impl Observers {
+    /// Starts them and waits until all are attached.
+    pub fn start(lab: &Topology) -> Result<Self> {
+        let start = |narrowed: &[&str]| {
+            let mut arguments = vec!["trace", "--format", "json", "--for", AT_MOST];
+            arguments.extend(narrowed);
+            Tracer::start(&arguments)
+        };
+        let mut observers = Self {
+            full: start(&[&lab.plan.filter()])?,
+            server_node: start(&["--netns", lab.node_b.name(), "--pods"])?,
+            client_node: start(&["--netns", lab.node_a.name(), "--pods"])?,
+        };
+        for tracer in [
+            &mut observers.full,
+            &mut observers.server_node,
+            &mut observers.client_node,
+        ] {
+            tracer.wait_until_ready()?;
+        }
+        Ok(observers)
+    }
+
+    /// Ends the trace as an operator does, and collects the reports.
+    pub fn stop(self) -> Result<Reports> {
+        Ok(Reports {
+            full: self.full.interrupt()?,
+            server_node: self.server_node.interrupt()?,
+            client_node: self.client_node.interrupt()?,
+        })
+    }
+}
+
+impl Reports {
+    /// Holds the reports against what is expected of each flow, named by its client's address. Every other flow
+    /// must be without fault, nothing may be lost on the way to the report, and the exit code must follow.
+    pub fn check(&self, flows: &[(SocketAddr, Views)]) -> Result<()> {
+        type View = fn(&Views) -> Expected;
+        let views: [(&str, &Run, View); 3] = [
+            ("full view", &self.full, |views| views.full),
+            ("server node's view", &self.server_node, |views| {
+                views.server_node
+            }),
+            ("client node's view", &self.client_node, |views| {
+                views.client_node
+            }),
+        ];
+        let mut wrong = Vec::new();
+        for (name, run, of_view) in views {
+            let expected: Vec<_> = flows
+                .iter()
+                .map(|(client, views)| (*client, of_view(views)))
+                .collect();
+            for difference in differences(run, &expected)? {
+                wrong.push(format!("{name}: {difference}"));
+            }
+        }
+        if !wrong.is_empty() {
+            bail!("{}", wrong.join("\n"));
+        }
+        Ok(())
+    }
+}
+
+fn differences(run: &Run, expected: &[(SocketAddr, Expected)]) -> Result<Vec<String>> {
+    let report = run.report()?;
+    let mut differences = Vec::new();
+    let no_flows = Vec::new();
+    let flows = report
+        .pointer("/flows")
+        .and_then(Value::as_array)
+        .unwrap_or(&no_flows);
+    for (client, expected) in expected {
+        let found: Vec<_> = flows.iter().filter(|flow| is_of(flow, *client)).collect();
+        if found.len() > 1 {
+            differences.push(format!("{} flows from {client}, want one", found.len()));
+        }
+        let flow = found.first().copied();
+        for difference in expected.differences(flow) {
+            let shown = flow.map(|flow| format!("{flow:#}")).unwrap_or_default();
+            differences.push(format!("{client}: {difference}\n{shown}"));
+        }
+    }
+    for flow in flows {
+        let named = expected.iter().any(|(client, _)| is_of(flow, *client));
+        let code = flow.pointer("/verdict/code").and_then(Value::as_str);
+        if !named && !matches!(code, Some("answered" | "one_way" | "inconclusive")) {
+            differences.push(format!("a fault that did not happen:\n{flow:#}"));
+        }
+    }
+    if report.pointer("/ledger/clean") != Some(&Value::Bool(true)) {
+        differences.push(format!("the ledger is not clean: {:#}", report["ledger"]));
+    }
+    let codes: Vec<i32> = expected
+        .iter()
+        .filter_map(|(_, want)| want.exit_code())
+        .collect();
+    // 10 wins over 11, and 11 is also what no flow at all gives.
+    let code = [10, 11]
+        .into_iter()
+        .find(|code| codes.contains(code))
+        .unwrap_or(if codes.is_empty() { 11 } else { 0 });
+    if run.code() != Some(code) {
+        differences.push(format!("the exit code is {:?}, want {code}", run.code()));
+    }
+    Ok(differences)
+}
+
+fn is_of(flow: &Value, client: SocketAddr) -> bool {
+    let text = |path| flow.pointer(path).and_then(Value::as_str);
+    text("/client/addr").and_then(|addr| addr.parse().ok()) == Some(client.ip())
+        && flow.pointer("/client/port").and_then(Value::as_u64) == Some(u64::from(client.port()))
+}
