@@ -607,37 +607,3 @@ fn elsewhere(flow: &Flow<'_>, at: &Sighting, scene: &Scene<'_>) -> String {
         flow.server.port()
     )
 }
-
-#[cfg(test)]
-mod tests {
-    use super::super::gave_up_at;
-    use super::*;
-
-    #[test]
-    fn a_finding_is_proven_only_by_its_maker() {
-        let finding = Finding::new(
-            VerdictCode::ReplyDropped,
-            Confidence::Proven,
-            "reply dropped".to_owned(),
-        );
-        let doubted = in_doubt("events were lost", finding);
-        assert_eq!(doubted.code, VerdictCode::Inconclusive);
-        assert_eq!(doubted.confidence, Confidence::Inconclusive);
-        assert!(gave_up_at(&empty()).is_none());
-    }
-
-    fn empty<'a>() -> Flow<'a> {
-        Flow {
-            client: ([10, 0, 0, 1], 40_000).into(),
-            server: ([10, 0, 0, 2], 80).into(),
-            request: Vec::new(),
-            reply: Vec::new(),
-            ack: Vec::new(),
-            refusals: Vec::new(),
-            resets: Vec::new(),
-            data: Vec::new(),
-            sockets: Vec::new(),
-            left_out: false,
-        }
-    }
-}

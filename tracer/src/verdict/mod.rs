@@ -6,6 +6,8 @@
 pub mod diagnosis;
 mod handshake;
 mod losses;
+#[cfg(test)]
+mod tests;
 mod words;
 
 use crate::analysis::Analysis;

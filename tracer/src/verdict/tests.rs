@@ -1,0 +1,836 @@
+//! Verdicts on hand-made flows: a client pod and a server pod on two nodes, and what each of the rules of product.md
+//! makes of what was seen.
+
+use std::net::SocketAddr;
+
+use super::{Judgement, Scene, judge};
+use crate::analysis::Analysis;
+use crate::event::{
+    Death, DeviceId, Event, NetnsId, SkbId, Socket, SocketHook, Symbol, TcpState, What,
+};
+use crate::flow::pairing::attempts;
+use crate::flow::{FiveTuple, Point, Segment, Sighting, TcpFlags};
+use crate::record::{Device, Fact, Header, Hook, HookState, Ledger, Record, View};
+use crate::report::{CauseCode, Confidence, PacketKind, Stage, VerdictCode};
+
+const POD_A: NetnsId = NetnsId {
+    inum: 0xf000_0001,
+    cookie: 1,
+};
+const NODE_A: NetnsId = NetnsId {
+    inum: 0xf000_0002,
+    cookie: 2,
+};
+const NODE_B: NetnsId = NetnsId {
+    inum: 0xf000_0003,
+    cookie: 3,
+};
+const POD_B: NetnsId = NetnsId {
+    inum: 0xf000_0004,
+    cookie: 4,
+};
+
+const ETH0: u32 = 2;
+const LXC: u32 = 3;
+const NIC: u32 = 4;
+
+const CLIENT: ([u8; 4], u16) = ([10, 0, 1, 2], 40_000);
+const SERVER: ([u8; 4], u16) = ([10, 0, 2, 2], 6379);
+
+const MS: u64 = 1_000_000;
+const ISN: u32 = 1_000;
+const SERVER_ISN: u32 = 9_000;
+
+/// A place that a packet passes.
+#[derive(Clone, Copy)]
+enum At {
+    Xmit(NetnsId, u32),
+    Receive(NetnsId, u32),
+    Consume(NetnsId, u32),
+}
+use At::{Consume, Receive, Xmit};
+
+/// The whole way from the client to the server.
+const THERE: [At; 7] = [
+    Xmit(POD_A, ETH0),
+    Receive(NODE_A, LXC),
+    Xmit(NODE_A, NIC),
+    Receive(NODE_B, NIC),
+    Xmit(NODE_B, LXC),
+    Receive(POD_B, ETH0),
+    Consume(POD_B, ETH0),
+];
+/// And back.
+const BACK: [At; 6] = [
+    Xmit(POD_B, ETH0),
+    Receive(NODE_B, LXC),
+    Xmit(NODE_B, NIC),
+    Receive(NODE_A, NIC),
+    Xmit(NODE_A, LXC),
+    Receive(POD_A, ETH0),
+];
+
+/// What a test sees happening.
+struct Story {
+    analysis: Analysis,
+    sequence: u32,
+    skb: u64,
+    now_ns: u64,
+}
+
+impl Story {
+    fn new(view: View) -> Self {
+        let hooks = [
+            "net_dev_start_xmit",
+            "netif_receive_skb",
+            "kfree_skb",
+            "consume_skb",
+        ];
+        let header = Header {
+            schema: crate::record::CAPTURE_SCHEMA.to_owned(),
+            tracer_version: String::new(),
+            command: Vec::new(),
+            hostname: String::new(),
+            machine_id: String::new(),
+            boot_id: String::new(),
+            kernel: String::new(),
+            arch: String::new(),
+            filter: String::new(),
+            view,
+            hooks: hooks
+                .map(|name| Hook {
+                    name: name.to_owned(),
+                    kind: "tp_btf".to_owned(),
+                    state: HookState::Attached,
+                    reason: None,
+                })
+                .to_vec(),
+            blind_spots: Vec::new(),
+            start_ns: 0,
+        };
+        let mut analysis = Analysis::new(header);
+        let device = |netns,
+                      ifindex,
+                      name: &str,
+                      kind: &str,
+                      peer: Option<(NetnsId, u32)>,
+                      addr: Option<[u8; 4]>| {
+            Record::Device(Box::new(Device {
+                id: DeviceId { netns, ifindex },
+                netns_name: None,
+                name: name.to_owned(),
+                kind: kind.to_owned(),
+                mtu: 1500,
+                up: true,
+                mac: None,
+                peer: peer.map(|(netns, ifindex)| DeviceId { netns, ifindex }),
+                master_ifindex: None,
+                vni: None,
+                udp_port: None,
+                underlay_ifindex: None,
+                addrs: addr.map(|addr| addr.into()).into_iter().collect(),
+                removed: false,
+            }))
+        };
+        for record in [
+            device(
+                POD_A,
+                ETH0,
+                "eth0",
+                "veth",
+                Some((NODE_A, LXC)),
+                Some(CLIENT.0),
+            ),
+            device(NODE_A, LXC, "lxca", "veth", Some((POD_A, ETH0)), None),
+            device(
+                NODE_A,
+                NIC,
+                "ens3",
+                "physical",
+                None,
+                Some([192, 168, 0, 1]),
+            ),
+            device(
+                NODE_B,
+                NIC,
+                "ens3",
+                "physical",
+                None,
+                Some([192, 168, 0, 2]),
+            ),
+            device(NODE_B, LXC, "lxcb", "veth", Some((POD_B, ETH0)), None),
+            device(
+                POD_B,
+                ETH0,
+                "eth0",
+                "veth",
+                Some((NODE_B, LXC)),
+                Some(SERVER.0),
+            ),
+        ] {
+            analysis.push(&record);
+        }
+        Self {
+            analysis,
+            sequence: 0,
+            skb: 100,
+            now_ns: 10_000 * MS,
+        }
+    }
+
+    fn whole() -> Self {
+        Self::new(View::Kernel)
+    }
+
+    fn see(
+        &mut self,
+        at_ms: u64,
+        from_client: bool,
+        segment: Segment,
+        places: &[At],
+        death: Option<Death>,
+    ) {
+        self.skb += 1;
+        let (src, dst): (SocketAddr, SocketAddr) = if from_client {
+            (CLIENT.into(), SERVER.into())
+        } else {
+            (SERVER.into(), CLIENT.into())
+        };
+        let points = places.iter().map(|place| match *place {
+            Xmit(netns, ifindex) => (netns, ifindex, Point::Xmit),
+            Receive(netns, ifindex) => (netns, ifindex, Point::Receive),
+            Consume(netns, ifindex) => (netns, ifindex, Point::Consume),
+        });
+        let (netns, ifindex) = match places.last() {
+            Some(Xmit(netns, ifindex) | Receive(netns, ifindex) | Consume(netns, ifindex)) => {
+                (*netns, Some(*ifindex))
+            }
+            None => (if from_client { POD_A } else { POD_B }, None),
+        };
+        let death = death.map(|death| (netns, ifindex, Point::Drop(Box::new(death))));
+        let sightings = points
+            .map(|(netns, ifindex, point)| (netns, Some(ifindex), point))
+            .chain(death);
+        for (netns, ifindex, point) in sightings {
+            self.sequence += 1;
+            self.analysis.flows.push(Sighting {
+                time_ns: at_ms * MS + u64::from(self.sequence),
+                cpu: 0,
+                sequence: self.sequence,
+                netns: Some(netns),
+                ifindex,
+                skb: SkbId(self.skb),
+                point,
+                packet_len: 60,
+                mark: 0,
+                tuple: FiveTuple {
+                    protocol: 6,
+                    src,
+                    dst,
+                },
+                segment,
+                tunnels: Vec::new(),
+            });
+        }
+    }
+
+    fn syn(&mut self, at_ms: u64, places: &[At]) {
+        self.see(at_ms, true, syn(at_ms), places, None);
+    }
+
+    fn syn_ack(&mut self, at_ms: u64, places: &[At]) {
+        self.see(at_ms, false, syn_ack(at_ms), places, None);
+    }
+
+    fn ack(&mut self, at_ms: u64, places: &[At]) {
+        self.see(at_ms, true, ack(at_ms), places, None);
+    }
+
+    fn socket(&mut self, at_ms: u64, new_state: TcpState) {
+        self.sequence += 1;
+        let (local, remote) = (SocketAddr::from(CLIENT), SocketAddr::from(SERVER));
+        let event = Event {
+            time_ns: at_ms * MS + u64::from(self.sequence),
+            cpu: 0,
+            sequence: self.sequence,
+            netns: Some(POD_A),
+            ifindex: None,
+            what: What::Socket {
+                hook: SocketHook::State,
+                socket: Socket {
+                    local_addr: local.ip(),
+                    local_port: local.port(),
+                    remote_addr: remote.ip(),
+                    remote_port: remote.port(),
+                    old_state: None,
+                    new_state: Some(new_state),
+                    process: None,
+                },
+            },
+        };
+        self.analysis.push(&Record::Event(Box::new(event)));
+    }
+
+    fn check(&self, code: VerdictCode, confidence: Confidence, then: impl FnOnce(&Judgement<'_>)) {
+        let scene = Scene {
+            analysis: &self.analysis,
+            now_ns: self.now_ns,
+        };
+        let (_, events) = self.analysis.flows.iter().next().expect("a flow");
+        let flows = attempts(events);
+        let judgement = judge(flows.last().expect("an attempt"), &scene);
+        assert_eq!(
+            (judgement.code, judgement.confidence),
+            (code, confidence),
+            "{judgement:#?}"
+        );
+        then(&judgement);
+    }
+}
+
+fn segment(flags: TcpFlags, seq: u32, ack: u32, at_ms: u64) -> Segment {
+    Segment {
+        seq,
+        ack,
+        flags,
+        payload_len: 0,
+        tsval: u32::try_from(at_ms).ok(),
+    }
+}
+
+fn syn(at_ms: u64) -> Segment {
+    segment(TcpFlags::SYN, ISN, 0, at_ms)
+}
+
+fn syn_ack(at_ms: u64) -> Segment {
+    segment(TcpFlags::SYN | TcpFlags::ACK, SERVER_ISN, ISN + 1, at_ms)
+}
+
+fn ack(at_ms: u64) -> Segment {
+    segment(TcpFlags::ACK, ISN + 1, SERVER_ISN + 1, at_ms)
+}
+
+fn killed(reason: &str, functions: &[&str]) -> Option<Death> {
+    let mut symbols = functions.iter().map(|name| Symbol {
+        function: (*name).to_owned(),
+        offset: 0x10,
+    });
+    Some(Death {
+        reason: Some(reason.to_owned()),
+        location: symbols.next().expect("a function"),
+        callers: symbols.collect(),
+    })
+}
+
+fn nft_forward() -> Option<Death> {
+    killed(
+        "NETFILTER_DROP",
+        &["nft_do_chain", "nf_hook_slow", "ip_forward", "ip_rcv"],
+    )
+}
+
+fn in_tcp(reason: &str) -> Option<Death> {
+    killed(
+        reason,
+        &[
+            "tcp_v4_rcv",
+            "ip_protocol_deliver_rcu",
+            "ip_local_deliver_finish",
+        ],
+    )
+}
+
+#[test]
+fn a_complete_handshake_is_answered() {
+    let mut story = Story::whole();
+    story.syn(0, &THERE);
+    story.syn_ack(1, &BACK);
+    story.ack(2, &THERE[..6]);
+    story.check(VerdictCode::Answered, Confidence::Proven, |judgement| {
+        assert!(judgement.losses.is_empty());
+        assert!(judgement.is_final);
+        assert!(
+            judgement.summary.starts_with("answered in 1.0 ms"),
+            "{}",
+            judgement.summary
+        );
+    });
+}
+
+#[test]
+fn a_reply_that_dies_twice_is_final_before_the_deadline() {
+    let mut story = Story::whole();
+    for at_ms in [0, 1_000] {
+        story.syn(at_ms, &THERE);
+        story.see(
+            at_ms + 1,
+            false,
+            syn_ack(at_ms + 1),
+            &BACK[..2],
+            nft_forward(),
+        );
+    }
+    story.now_ns = 1_200 * MS;
+    story.check(VerdictCode::ReplyDropped, Confidence::Proven, |judgement| {
+        assert!(judgement.is_final);
+        let cause = judgement.cause.as_ref().expect("a cause");
+        assert_eq!(
+            (cause.code, cause.stage),
+            (CauseCode::Netfilter, Stage::Forward)
+        );
+        assert_eq!(judgement.at.expect("a place").sighting.netns, Some(NODE_B));
+    });
+}
+
+#[test]
+fn one_death_before_the_deadline_is_no_verdict_yet() {
+    let mut story = Story::whole();
+    story.syn(0, &THERE);
+    story.see(1, false, syn_ack(1), &BACK[..2], nft_forward());
+    story.now_ns = 812 * MS;
+    story.check(
+        VerdictCode::Inconclusive,
+        Confidence::Inconclusive,
+        |judgement| {
+            assert!(
+                judgement.summary.contains("window closed 81"),
+                "{}",
+                judgement.summary
+            );
+            assert!(!judgement.is_final);
+        },
+    );
+    story.now_ns = 3_600 * MS;
+    story.check(VerdictCode::ReplyDropped, Confidence::Proven, |_| {});
+}
+
+#[test]
+fn the_deadline_moves_with_the_latest_request() {
+    let mut story = Story::new(View::Netns {
+        netns: vec![NODE_A, POD_A],
+    });
+    story.syn(0, &THERE[..3]);
+    story.syn(3_400, &THERE[..3]);
+    story.now_ns = 3_600 * MS;
+    story.check(VerdictCode::Inconclusive, Confidence::Inconclusive, |_| {});
+    story.now_ns = 3_950 * MS;
+    story.check(VerdictCode::RequestLeftNode, Confidence::Inferred, |_| {});
+}
+
+#[test]
+fn a_reply_that_dies_before_its_first_device_is_dropped_in_local_out() {
+    let mut story = Story::whole();
+    let output = || {
+        killed(
+            "NETFILTER_DROP",
+            &[
+                "nft_do_chain",
+                "nf_hook_slow",
+                "__ip_local_out",
+                "ip_build_and_send_pkt",
+            ],
+        )
+    };
+    for at_ms in [0, 1_000, 3_000] {
+        story.syn(at_ms, &THERE);
+        story.see(at_ms + 1, false, syn_ack(at_ms + 1), &[], output());
+    }
+    story.check(VerdictCode::ReplyDropped, Confidence::Proven, |judgement| {
+        let place = judgement.at.expect("a place");
+        assert_eq!(
+            (place.stage, place.sighting.netns),
+            (Stage::LocalOut, Some(POD_B))
+        );
+    });
+}
+
+#[test]
+fn a_reply_that_leaves_a_restricted_view_has_left_the_node() {
+    let mut story = Story::new(View::Netns {
+        netns: vec![NODE_B, POD_B],
+    });
+    for at_ms in [0, 1_000, 3_000] {
+        story.syn(at_ms, &THERE[3..]);
+        story.syn_ack(at_ms + 1, &BACK[..3]);
+    }
+    story.check(VerdictCode::ReplyLeftNode, Confidence::Inferred, |judgement| {
+        assert_eq!(judgement.summary, "reply lost: SYN-ACK left this node on ens3 in netns 4026531843 and no ACK ever came");
+        assert!(judgement.cause.is_none());
+    });
+}
+
+#[test]
+fn a_repeated_syn_that_meets_the_pending_request_is_innocent() {
+    let mut story = Story::new(View::Netns {
+        netns: vec![NODE_B, POD_B],
+    });
+    story.syn(0, &THERE[3..]);
+    story.syn_ack(1, &BACK[..3]);
+    story.see(
+        1_000,
+        true,
+        syn(1_000),
+        &THERE[3..6],
+        in_tcp("NOT_SPECIFIED"),
+    );
+    story.syn_ack(1_001, &BACK[..3]);
+    story.check(
+        VerdictCode::ReplyLeftNode,
+        Confidence::Inferred,
+        |judgement| {
+            assert_eq!(judgement.losses.len(), 1);
+            assert!(judgement.losses[0].innocent);
+        },
+    );
+}
+
+#[test]
+fn a_reply_after_the_client_gave_up_proves_nothing() {
+    let mut story = Story::whole();
+    story.socket(0, TcpState::SynSent);
+    story.syn(0, &THERE);
+    story.socket(500, TcpState::Close);
+    story.see(700, false, syn_ack(700), &BACK, in_tcp("NO_SOCKET"));
+    story.check(
+        VerdictCode::Inconclusive,
+        Confidence::Inconclusive,
+        |judgement| {
+            assert!(judgement.losses[0].innocent);
+        },
+    );
+}
+
+#[test]
+fn a_reply_to_a_raw_socket_is_not_called_lost() {
+    let mut story = Story::whole();
+    story.syn(0, &THERE);
+    story.see(1, false, syn_ack(1), &BACK, in_tcp("NO_SOCKET"));
+    story.check(VerdictCode::Inconclusive, Confidence::Inconclusive, |_| {});
+}
+
+#[test]
+fn a_trace_that_begins_after_the_client_gave_up_sees_nothing_wrong() {
+    let mut story = Story::whole();
+    story.see(0, false, syn_ack(0), &BACK, in_tcp("NO_SOCKET"));
+    story.see(
+        0,
+        true,
+        segment(TcpFlags::RST, ISN + 1, 0, 1),
+        &THERE[..6],
+        in_tcp("TCP_RESET"),
+    );
+    story.check(VerdictCode::Inconclusive, Confidence::Inconclusive, |_| {});
+}
+
+#[test]
+fn a_listener_that_stays_silent_has_not_answered() {
+    let mut story = Story::whole();
+    for at_ms in [0, 1_000, 3_000] {
+        story.syn(at_ms, &THERE);
+    }
+    story.check(
+        VerdictCode::RequestNotAnswered,
+        Confidence::Inferred,
+        |judgement| {
+            assert!(judgement.cause.is_none());
+            assert_eq!(judgement.at.expect("a place").stage, Stage::Listener);
+        },
+    );
+    story.analysis.push(&Record::Fact(Fact::Counter {
+        netns: POD_B,
+        name: "TcpExtListenOverflows".to_owned(),
+        before: 1,
+        after: 4,
+    }));
+    story.check(
+        VerdictCode::RequestNotAnswered,
+        Confidence::Inferred,
+        |judgement| {
+            assert_eq!(
+                judgement.cause.as_ref().expect("a cause").code,
+                CauseCode::AcceptQueueFull
+            );
+        },
+    );
+}
+
+#[test]
+fn a_counter_of_another_namespace_explains_nothing() {
+    let mut story = Story::whole();
+    story.syn(0, &THERE);
+    story.analysis.push(&Record::Fact(Fact::Counter {
+        netns: POD_A,
+        name: "TcpExtListenOverflows".to_owned(),
+        before: 1,
+        after: 4,
+    }));
+    story.check(
+        VerdictCode::RequestNotAnswered,
+        Confidence::Inferred,
+        |judgement| assert!(judgement.cause.is_none()),
+    );
+}
+
+#[test]
+fn a_closed_port_refuses() {
+    let mut story = Story::whole();
+    story.see(0, true, syn(0), &THERE[..6], in_tcp("NO_SOCKET"));
+    story.see(
+        1,
+        false,
+        segment(TcpFlags::RST | TcpFlags::ACK, 0, ISN + 1, 1),
+        &BACK,
+        None,
+    );
+    story.now_ns = 5 * MS;
+    story.check(VerdictCode::Refused, Confidence::Proven, |judgement| {
+        assert_eq!(
+            judgement.cause.as_ref().expect("a cause").code,
+            CauseCode::NoListener
+        );
+        assert!(judgement.is_final);
+    });
+}
+
+#[test]
+fn a_reset_of_another_attempt_refuses_nothing() {
+    let mut story = Story::new(View::Netns {
+        netns: vec![NODE_A, POD_A],
+    });
+    story.syn(0, &THERE[..3]);
+    story.see(
+        1,
+        false,
+        segment(TcpFlags::RST | TcpFlags::ACK, 0, ISN + 7, 1),
+        &BACK[3..],
+        None,
+    );
+    story.check(VerdictCode::RequestLeftNode, Confidence::Inferred, |_| {});
+}
+
+#[test]
+fn an_ack_that_always_dies_leaves_the_handshake_incomplete() {
+    let mut story = Story::whole();
+    story.socket(0, TcpState::SynSent);
+    story.syn(0, &THERE);
+    story.syn_ack(1, &BACK);
+    story.socket(1, TcpState::Established);
+    for at_ms in [2, 1_002] {
+        story.see(at_ms, true, ack(at_ms), &THERE[..4], nft_forward());
+    }
+    story.check(VerdictCode::AckDropped, Confidence::Proven, |judgement| {
+        assert_eq!(judgement.at.expect("a place").sighting.netns, Some(NODE_B));
+    });
+    // Data that gets through ends the matter.
+    let data = Segment {
+        payload_len: 5,
+        ..ack(1_100)
+    };
+    story.see(1_100, true, data, &THERE[..6], None);
+    story.check(VerdictCode::Answered, Confidence::Proven, |_| {});
+}
+
+#[test]
+fn a_second_try_that_is_answered_is_healthy_and_slow() {
+    let mut story = Story::whole();
+    story.see(0, true, syn(0), &THERE[..4], nft_forward());
+    story.syn(1_000, &THERE);
+    story.syn_ack(1_001, &BACK);
+    story.ack(1_002, &THERE[..6]);
+    story.check(VerdictCode::Answered, Confidence::Proven, |judgement| {
+        assert_eq!(judgement.losses.len(), 1);
+        assert_eq!(judgement.losses[0].packet, PacketKind::Syn);
+        assert!(!judgement.losses[0].innocent);
+        assert!(
+            judgement.summary.contains("slowly: 1.00 s"),
+            "{}",
+            judgement.summary
+        );
+    });
+}
+
+#[test]
+fn a_flooded_copy_that_dies_elsewhere_is_not_the_death() {
+    let mut story = Story::new(View::Netns {
+        netns: vec![NODE_B, POD_B],
+    });
+    story.syn(0, &THERE[3..]);
+    // A second skb of the same SYN dies on a host that it was not meant for.
+    story.see(
+        0,
+        true,
+        syn(0),
+        &[Xmit(NODE_B, LXC), Receive(POD_A, ETH0)],
+        killed("OTHERHOST", &["ip_rcv_core", "ip_rcv"]),
+    );
+    story.check(
+        VerdictCode::RequestNotAnswered,
+        Confidence::Inferred,
+        |_| {},
+    );
+}
+
+#[test]
+fn what_was_lost_spoils_every_inference_and_every_death() {
+    for dies in [false, true] {
+        let mut story = Story::new(View::Netns {
+            netns: vec![NODE_B, POD_B],
+        });
+        for at_ms in [0, 1_000, 3_000] {
+            story.syn(at_ms, &THERE[3..]);
+            story.see(
+                at_ms + 1,
+                false,
+                syn_ack(at_ms + 1),
+                &BACK[..2],
+                dies.then(nft_forward).flatten(),
+            );
+        }
+        let ledger = Ledger {
+            time_ns: 2_000 * MS,
+            ring_full: 1,
+            ..Ledger::default()
+        };
+        story.analysis.push(&Record::Ledger(ledger));
+        story.check(VerdictCode::Inconclusive, Confidence::Inconclusive, |_| {});
+    }
+}
+
+#[test]
+fn what_was_lost_before_the_flow_spoils_nothing() {
+    let mut story = Story::new(View::Netns {
+        netns: vec![NODE_B, POD_B],
+    });
+    let lost = Ledger {
+        time_ns: 100 * MS,
+        ring_full: 1,
+        ..Ledger::default()
+    };
+    story.analysis.push(&Record::Ledger(lost));
+    story.syn(500, &THERE[3..]);
+    story.syn_ack(501, &BACK[..3]);
+    story.analysis.push(&Record::Ledger(Ledger {
+        time_ns: 9_000 * MS,
+        ..lost
+    }));
+    story.check(VerdictCode::ReplyLeftNode, Confidence::Inferred, |_| {});
+}
+
+#[test]
+fn without_a_core_hook_absence_proves_nothing() {
+    let mut story = Story::new(View::Netns {
+        netns: vec![NODE_B, POD_B],
+    });
+    story.analysis.header.hooks[2].state = HookState::Absent;
+    story.syn(0, &THERE[3..]);
+    story.syn_ack(1, &BACK[..3]);
+    story.check(
+        VerdictCode::Inconclusive,
+        Confidence::Inconclusive,
+        |judgement| {
+            assert!(
+                judgement.summary.contains("kfree_skb"),
+                "{}",
+                judgement.summary
+            );
+        },
+    );
+}
+
+#[test]
+fn a_connection_from_before_the_trace_is_answered_if_its_data_is_acknowledged() {
+    let mut story = Story::whole();
+    let data = Segment {
+        payload_len: 100,
+        ..segment(TcpFlags::ACK, 50, 70, 0)
+    };
+    story.see(0, true, data, &THERE[..6], None);
+    story.check(VerdictCode::Inconclusive, Confidence::Inconclusive, |_| {});
+    story.see(1, false, segment(TcpFlags::ACK, 70, 150, 1), &BACK, None);
+    story.check(VerdictCode::Answered, Confidence::Inferred, |_| {});
+}
+
+#[test]
+fn a_port_used_again_is_another_attempt() {
+    let mut story = Story::whole();
+    story.syn(0, &THERE);
+    story.syn_ack(1, &BACK);
+    story.ack(2, &THERE[..6]);
+    story.see(
+        5_000,
+        true,
+        segment(TcpFlags::SYN, 77_777, 0, 5_000),
+        &THERE[..4],
+        nft_forward(),
+    );
+    story.see(
+        6_000,
+        true,
+        segment(TcpFlags::SYN, 77_777, 0, 6_000),
+        &THERE[..4],
+        nft_forward(),
+    );
+    story.check(VerdictCode::RequestDropped, Confidence::Proven, |_| {});
+}
+
+#[test]
+fn silence_behind_a_vlan_is_a_blind_spot() {
+    let mut story = Story::whole();
+    story.syn(0, &THERE);
+    story.syn_ack(1, &BACK[..4]);
+    story.check(VerdictCode::ReplyNotDelivered, Confidence::Inferred, |_| {});
+    let vlan = Device {
+        kind: "vlan".to_owned(),
+        id: DeviceId {
+            netns: NODE_A,
+            ifindex: 9,
+        },
+        underlay_ifindex: Some(NIC),
+        ..story
+            .analysis
+            .devices
+            .get(DeviceId {
+                netns: NODE_A,
+                ifindex: NIC,
+            })
+            .expect("ens3")
+            .clone()
+    };
+    story.analysis.push(&Record::Device(Box::new(vlan)));
+    story.check(VerdictCode::Inconclusive, Confidence::Inconclusive, |_| {});
+}
+
+#[test]
+fn the_copy_that_came_furthest_speaks() {
+    let mut story = Story::new(View::Netns {
+        netns: vec![NODE_B, POD_B],
+    });
+    story.syn(0, &THERE[3..]);
+    story.syn_ack(1, &BACK[..3]);
+    story.see(1_001, false, syn_ack(1_001), &BACK[..2], nft_forward());
+    story.check(
+        VerdictCode::ReplyLeftNode,
+        Confidence::Inferred,
+        |judgement| {
+            assert_eq!(judgement.losses.len(), 1);
+        },
+    );
+}
+
+#[test]
+fn without_timestamps_a_repeated_hop_begins_another_transmission() {
+    let mut story = Story::whole();
+    let bare = |segment: Segment| Segment {
+        tsval: None,
+        ..segment
+    };
+    for at_ms in [0, 1_000] {
+        story.see(at_ms, true, bare(syn(at_ms)), &THERE[..4], nft_forward());
+    }
+    story.now_ns = 1_100 * MS;
+    story.check(
+        VerdictCode::RequestDropped,
+        Confidence::Proven,
+        |judgement| assert!(judgement.is_final),
+    );
+}
