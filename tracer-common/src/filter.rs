@@ -118,8 +118,8 @@ pub struct FilterProgram {
     pub clauses: [Clause; CLAUSES_MAX],
     /// How many clauses there are; a program without any matches every packet.
     pub len: u32,
-    /// 1 where a term looks at one end only, so that the two directions can differ, else 0.
-    pub directed: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 impl FilterProgram {
@@ -127,7 +127,7 @@ impl FilterProgram {
     pub const ALL: Self = Self {
         clauses: [Clause::UNUSED; CLAUSES_MAX],
         len: 0,
-        directed: 0,
+        reserved: 0,
     };
 
     /// Whether every packet matches.
@@ -141,12 +141,6 @@ impl FilterProgram {
 /// destination exchanged in every header.
 #[inline(always)]
 pub fn matches_either_direction(program: &FilterProgram, packet: &Packet) -> bool {
-    matches(program, packet, false) || (program.directed != 0 && matches(program, packet, true))
-}
-
-/// Whether the program holds on the packet in one direction, `turned` where source and destination are exchanged.
-#[inline(always)]
-pub fn matches(program: &FilterProgram, packet: &Packet, turned: bool) -> bool {
     if program.matches_all() {
         return true;
     }
@@ -154,16 +148,56 @@ pub fn matches(program: &FilterProgram, packet: &Packet, turned: bool) -> bool {
         if index as u32 >= program.len {
             break;
         }
-        if clause_holds(clause, packet, turned) {
+        if clause_holds(clause, packet) {
             return true;
         }
     }
     false
 }
 
+/// By how much something misses, on the packet as it is and with source and destination exchanged: zero where it
+/// holds.
+///
+/// What is computed so has no branch that depends on the packet, so that the verifier walks a program once and not
+/// once for every combination of its outcomes. A miss has 32 bits, so that a product of two is zero only if one is.
+#[derive(Clone, Copy)]
+struct Miss {
+    as_is: u64,
+    turned: u64,
+}
+
+impl Miss {
+    #[inline(always)]
+    fn or(self, other: Self) -> Self {
+        Self {
+            as_is: self.as_is | other.as_is,
+            turned: self.turned | other.turned,
+        }
+    }
+
+    /// Misses where this holds.
+    #[inline(always)]
+    fn not(self) -> Self {
+        Self {
+            as_is: self.as_is.wrapping_sub(1) >> 63,
+            turned: self.turned.wrapping_sub(1) >> 63,
+        }
+    }
+
+    #[inline(always)]
+    fn holds_either_way(self) -> bool {
+        self.as_is * self.turned == 0
+    }
+}
+
 #[inline(never)]
-fn clause_holds(clause: &Clause, packet: &Packet, turned: bool) -> bool {
+fn clause_holds(clause: &Clause, packet: &Packet) -> bool {
+    let mut miss = Miss {
+        as_is: 0,
+        turned: 0,
+    };
     let mut needs_header = false;
+    let flow = packet.flow();
     for (index, term) in clause.terms.iter().enumerate() {
         if index as u32 >= clause.len {
             break;
@@ -174,48 +208,45 @@ fn clause_holds(clause: &Clause, packet: &Packet, turned: bool) -> bool {
             }
         } else if !term.negated {
             needs_header = true;
-        } else if packet
-            .flow()
-            .is_some_and(|layer| term_holds(term, layer, turned))
-        {
-            return false;
+        } else if let Some(layer) = flow {
+            miss = miss.or(term_miss(term, layer).not());
         }
     }
     if !needs_header {
-        return true;
+        return miss.holds_either_way();
     }
     // Not over the slice of valid layers, whose end the verifier could not follow.
     for (index, layer) in packet.layers.iter().enumerate() {
         if index >= usize::from(packet.count) {
             break;
         }
-        if header_holds(clause, layer, turned) {
+        if header_miss(clause, layer).or(miss).holds_either_way() {
             return true;
         }
     }
     packet
         .quoted()
-        .is_some_and(|layer| header_holds(clause, layer, turned))
+        .is_some_and(|layer| header_miss(clause, layer).or(miss).holds_either_way())
 }
 
-/// Whether all positive terms of the clause hold on one header.
+/// By how much one header misses the positive terms of the clause.
 #[inline(always)]
-fn header_holds(clause: &Clause, layer: &Layer, turned: bool) -> bool {
+fn header_miss(clause: &Clause, layer: &Layer) -> Miss {
+    let mut miss = Miss {
+        as_is: 0,
+        turned: 0,
+    };
     for (index, term) in clause.terms.iter().enumerate() {
         if index as u32 >= clause.len {
             break;
         }
-        if !term.negated
-            && !matches!(term.subject, Subject::Vni)
-            && !term_holds(term, layer, turned)
-        {
-            return false;
+        if !term.negated {
+            miss = miss.or(term_miss(term, layer));
         }
     }
-    true
+    miss
 }
 
-#[inline(always)]
 fn carries_vni(packet: &Packet, vni: u32) -> bool {
     for (index, layer) in packet.layers.iter().enumerate() {
         if index >= usize::from(packet.count) {
@@ -229,37 +260,75 @@ fn carries_vni(packet: &Packet, vni: u32) -> bool {
 }
 
 #[inline(always)]
-fn term_holds(term: &Term, layer: &Layer, turned: bool) -> bool {
-    let at_source = match term.end {
-        End::Either => true,
-        End::Source => !turned,
-        End::Destination => turned,
-    };
-    let at_destination = !at_source || matches!(term.end, End::Either);
-    match term.subject {
-        Subject::Version => u32::from(layer.version) == term.low,
-        Subject::Protocol => u32::from(layer.protocol) == term.low,
+fn term_miss(term: &Term, layer: &Layer) -> Miss {
+    let (source, destination) = match term.subject {
+        Subject::Version => return number_miss(layer.version, term),
+        Subject::Protocol => return number_miss(layer.protocol, term),
         Subject::Address => {
-            u32::from(layer.version) == term.low
-                && (at_source && in_network(&layer.src, term)
-                    || at_destination && in_network(&layer.dst, term))
+            let version = u64::from(u32::from(layer.version) ^ term.low);
+            (
+                version | network_miss(&layer.src, term),
+                version | network_miss(&layer.dst, term),
+            )
         }
         Subject::Port => {
-            layer.has(FLAG_PORTS)
-                && (at_source && in_range(layer.src_port, term)
-                    || at_destination && in_range(layer.dst_port, term))
+            let ports = u64::from(!layer.flags & FLAG_PORTS);
+            (
+                ports | range_miss(layer.src_port, term),
+                ports | range_miss(layer.dst_port, term),
+            )
         }
-        Subject::Vni => false,
+        // A VNI belongs to the packet.
+        Subject::Vni => {
+            return Miss {
+                as_is: 0,
+                turned: 0,
+            };
+        }
+    };
+    match term.end {
+        End::Either => {
+            let miss = fold(source * destination);
+            Miss {
+                as_is: miss,
+                turned: miss,
+            }
+        }
+        End::Source => Miss {
+            as_is: source,
+            turned: destination,
+        },
+        End::Destination => Miss {
+            as_is: destination,
+            turned: source,
+        },
     }
 }
 
 #[inline(always)]
-fn in_network(address: &[u8; 16], term: &Term) -> bool {
-    let (address, mask, network) = (halves(address), halves(&term.mask), halves(&term.address));
-    address[0] & mask[0] == network[0] && address[1] & mask[1] == network[1]
+fn number_miss(number: u8, term: &Term) -> Miss {
+    let miss = u64::from(u32::from(number) ^ term.low);
+    Miss {
+        as_is: miss,
+        turned: miss,
+    }
 }
 
 #[inline(always)]
-fn in_range(port: u16, term: &Term) -> bool {
-    u32::from(port) >= term.low && u32::from(port) <= term.high
+fn network_miss(address: &[u8; 16], term: &Term) -> u64 {
+    let (address, mask, network) = (halves(address), halves(&term.mask), halves(&term.address));
+    fold((address[0] & mask[0] ^ network[0]) | (address[1] & mask[1] ^ network[1]))
+}
+
+/// The sign of either difference.
+#[inline(always)]
+fn range_miss(port: u16, term: &Term) -> u64 {
+    let port = u64::from(port);
+    (port.wrapping_sub(u64::from(term.low)) | u64::from(term.high).wrapping_sub(port)) >> 63
+}
+
+/// 32 bits that are zero only if the 64 bits are.
+#[inline(always)]
+const fn fold(miss: u64) -> u64 {
+    miss >> 32 | miss & 0xffff_ffff
 }

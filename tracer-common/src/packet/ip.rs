@@ -62,7 +62,7 @@ pub(super) fn parse<R: Reader>(reader: &R, frame_len: u32, layer: &mut Layer) ->
         6 => v6(reader, at, frame_len, layer),
         _ => Status::Malformed,
     };
-    let layer = reload(layer);
+    let (reader, layer) = reload(reader, layer);
     if !matches!(status, Status::Complete) || layer.has(FLAG_LATER_FRAGMENT) {
         return status;
     }
@@ -129,7 +129,7 @@ fn v6<R: Reader>(reader: &R, at: usize, frame_len: u32, layer: &mut Layer) -> St
 #[inline(always)]
 fn extensions<R: Reader>(reader: &R, layer: &mut Layer) -> Status {
     for _ in 0..=EXTENSIONS_MAX {
-        let layer = reload(&mut *layer);
+        let (reader, layer) = reload(reader, &mut *layer);
         let at = usize::from(layer.transport_offset);
         let kind = layer.protocol;
         if layer.has(FLAG_LATER_FRAGMENT)
@@ -165,9 +165,9 @@ fn extensions<R: Reader>(reader: &R, layer: &mut Layer) -> Status {
 #[inline(always)]
 fn widen(address: [u8; 4]) -> [u8; 16] {
     // See `begin` for why this is no constant.
-    let zero = core::hint::black_box(0_u8);
-    let mut wide = [zero; 16];
-    wide[..4].copy_from_slice(&address);
+    let zero = core::hint::black_box(0_u32).to_ne_bytes();
+    let mut wide = [0; 16];
+    wide.copy_from_slice([address, zero, zero, zero].as_flattened());
     wide
 }
 

@@ -396,7 +396,7 @@ pub fn parse<R: Reader>(reader: &R, frame: Frame, ports: &TunnelPorts, out: &mut
         Start::Ip => Next::Ip,
     };
     let mut status = walk(reader, frame.len_bytes, ports, out);
-    let out = reload(out);
+    let (reader, out) = reload(reader, out);
     if matches!(status, Status::Complete) && out.next == Next::Nothing {
         quote(reader, out);
     } else if matches!(status, Status::Complete) {
@@ -410,14 +410,14 @@ pub fn parse<R: Reader>(reader: &R, frame: Frame, ports: &TunnelPorts, out: &mut
 #[inline(always)]
 fn walk<R: Reader>(reader: &R, len_bytes: u32, ports: &TunnelPorts, out: &mut Packet) -> Status {
     for depth in 0..LAYERS_MAX {
-        let out = reload(&mut *out);
+        let (reader, out) = reload(reader, &mut *out);
         if out.next == Next::Ethernet {
             let status = link::parse(reader, depth == 0, out);
             if !matches!(status, Status::Complete) {
                 return status;
             }
         }
-        let out = reload(out);
+        let (reader, out) = reload(reader, out);
         if out.next == Next::Nothing {
             return if depth == 0 {
                 Status::NotIp
@@ -466,13 +466,13 @@ fn quote<R: Reader>(reader: &R, out: &mut Packet) {
     out.has_quoted = out.quoted.version != 0;
 }
 
-/// Makes the compiler read `place` again instead of remembering in registers what it wrote there.
+/// Makes the compiler read the bytes and `place` again instead of remembering in registers what it read or wrote.
 ///
 /// The verifier forgets what it knows of a value that went through a map, so that all paths that meet here are one
 /// state to it: this is what keeps the parser at a few thousand verified instructions.
 #[inline(always)]
-fn reload<T>(place: &mut T) -> &mut T {
-    core::hint::black_box(place)
+fn reload<'a, R, T>(reader: &'a R, place: &'a mut T) -> (&'a R, &'a mut T) {
+    (core::hint::black_box(reader), core::hint::black_box(place))
 }
 
 impl Packet {
