@@ -38,8 +38,19 @@ pub fn ensure() -> Result<()> {
 
 fn ready(progress: Progress) -> Result<()> {
     let rustc = Rustc::query()?;
-    packages::ensure_tools(progress)?;
-    linker::ensure(&rustc, progress)?;
+    let mut missing = packages::missing_tools();
+    if missing.is_empty() {
+        progress.already_there("the lab's tools");
+    }
+    let linker = linker::good_version();
+    if linker.is_none() {
+        missing.extend(linker::missing_llvm(&rustc));
+    }
+    packages::install(&missing)?;
+    match linker {
+        Some(version) => progress.already_there(&format!("bpf-linker {version}")),
+        None => linker::install(&rustc)?,
+    }
     rust_src::ensure(&rustc, progress)
 }
 
@@ -60,7 +71,7 @@ impl Progress {
 
 /// Says that a step begins that changes the machine, and why it is needed.
 fn step(action: &str, why: &str) {
-    output::say(&format!("setup: {action}, {why}"));
+    output::say(&format!("setup: {action}: {why}"));
 }
 
 /// Says something unexpected that does not stop the setup.

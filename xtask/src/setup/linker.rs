@@ -7,27 +7,32 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use super::{Progress, packages, step};
+use super::{packages::Missing, step};
 use crate::{command, toolchain::Rustc};
 
 /// The version that this tree is tested with; a newer one is accepted.
 const VERSION: &str = "0.13.0";
 
-/// Installs bpf-linker unless a good one is there.
-pub fn ensure(rustc: &Rustc, progress: Progress) -> Result<()> {
-    if let Some(version) = installed_version()
-        && is_at_least(&version, VERSION)
-    {
-        progress.already_there(&format!("bpf-linker {version}"));
-        return Ok(());
-    }
-    let prefix = ensure_llvm(rustc)?;
+/// LLVM's package, if LLVM of rustc's major version is not here.
+pub fn missing_llvm(rustc: &Rustc) -> Option<Missing> {
+    llvm_prefix(rustc.llvm_major).is_none().then(|| Missing {
+        package: format!("llvm-{}-dev", rustc.llvm_major),
+        why: "bpf-linker is built on the LLVM version of rustc".to_owned(),
+        for_build: true,
+    })
+}
+
+/// Builds bpf-linker with cargo. LLVM must be there already.
+pub fn install(rustc: &Rustc) -> Result<()> {
+    let major = rustc.llvm_major;
+    let prefix = llvm_prefix(major).with_context(|| {
+        format!(
+            "bpf-linker needs LLVM {major}, but no `llvm-config` of it with a libLLVM.so is found"
+        )
+    })?;
     step(
-        &format!(
-            "building bpf-linker {VERSION} with LLVM {}, about 90 s",
-            rustc.llvm_major
-        ),
-        "which links tracer's kernel half",
+        &format!("building bpf-linker {VERSION} with LLVM {major}, 2 minutes or so"),
+        "it links tracer's kernel half",
     );
     command::run(
         command::cargo()
@@ -40,10 +45,10 @@ pub fn ensure(rustc: &Rustc, progress: Progress) -> Result<()> {
                 "--force",
             ])
             .args(["--no-default-features", "--features"])
-            .arg(format!("llvm-{}", rustc.llvm_major))
+            .arg(format!("llvm-{major}"))
             .env("LLVM_PREFIX", prefix),
     )?;
-    if installed_version().is_none() {
+    if good_version().is_none() {
         bail!(
             "cargo installed bpf-linker, but it is not found: add cargo's `bin` directory to PATH"
         );
@@ -51,10 +56,11 @@ pub fn ensure(rustc: &Rustc, progress: Progress) -> Result<()> {
     Ok(())
 }
 
-/// The version of the bpf-linker in PATH, if it starts: it does not when its LLVM was removed.
-fn installed_version() -> Option<String> {
+/// The version of the bpf-linker in PATH, if it starts and is new enough. One whose LLVM was removed does not start.
+pub fn good_version() -> Option<String> {
     let output = command::capture(Command::new("bpf-linker").arg("--version")).ok()?;
-    Some(output.trim().strip_prefix("bpf-linker ")?.to_owned())
+    let version = output.trim().strip_prefix("bpf-linker ")?;
+    is_at_least(version, VERSION).then(|| version.to_owned())
 }
 
 /// Whether a dotted version is no older than another. What is not three numbers is older.
@@ -67,26 +73,7 @@ fn is_at_least(version: &str, minimum: &str) -> bool {
     numbers(version).is_some_and(|version| Some(version) >= numbers(minimum))
 }
 
-/// Where LLVM of rustc's major version is; installs it where it is missing and apt can.
-fn ensure_llvm(rustc: &Rustc) -> Result<PathBuf> {
-    let major = rustc.llvm_major;
-    if let Some(prefix) = llvm_prefix(major) {
-        return Ok(prefix);
-    }
-    let package = format!("llvm-{major}-dev");
-    step(
-        &format!("installing {package}"),
-        "whose library bpf-linker is built on",
-    );
-    packages::install(&[&package]).with_context(|| {
-        format!("bpf-linker needs LLVM {major} with its headers, `llvm-config` and libLLVM.so, since rustc uses LLVM {major}")
-    })?;
-    llvm_prefix(major).with_context(|| {
-        format!("{package} is installed, but `llvm-config` and libLLVM.so are not found")
-    })
-}
-
-/// Asks the `llvm-config` programs that distributions install.
+/// Where LLVM of a major version is, from the `llvm-config` programs that distributions install.
 fn llvm_prefix(major: u32) -> Option<PathBuf> {
     let candidates = [
         PathBuf::from(format!("llvm-config-{major}")),

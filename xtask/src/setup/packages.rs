@@ -1,9 +1,21 @@
-//! The system's packages: which are missing, and their installation by apt.
+//! The system's packages: which are missing, and their installation by apt, all at once.
+
+use std::process::Stdio;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::{Progress, note, step};
+use super::{note, step};
 use crate::command;
+
+/// A package that is missing, by Debian's name, and why it is needed.
+pub struct Missing {
+    /// Debian's name for it.
+    pub package: String,
+    /// The rest of a sentence that begins "installing it, …".
+    pub why: String,
+    /// Whether tracer cannot be built without it.
+    pub for_build: bool,
+}
 
 /// A program that the lab or a developer calls, and the Debian package that brings it.
 struct Tool {
@@ -25,7 +37,7 @@ const TOOLS: &[Tool] = &[
     ),
     tool("sysctl", "procps", "sets a namespace's kernel settings"),
     tool("nsenter", "util-linux", "enters namespaces"),
-    tool("python3", "python3", "runs the lab's small servers"),
+    tool("python3", "python3", "runs small servers"),
 ];
 
 const fn tool(program: &'static str, package: &'static str, why: &'static str) -> Tool {
@@ -36,51 +48,39 @@ const fn tool(program: &'static str, package: &'static str, why: &'static str) -
     }
 }
 
-/// Installs the tools that are missing.
-pub fn ensure_tools(progress: Progress) -> Result<()> {
-    let missing: Vec<&Tool> = TOOLS
+/// The packages of the tools that are not here.
+pub fn missing_tools() -> Vec<Missing> {
+    TOOLS
         .iter()
         .filter(|tool| command::find(tool.program).is_none())
-        .collect();
-    if missing.is_empty() {
-        progress.already_there("the lab's tools");
-        return Ok(());
-    }
-    if command::find("apt-get").is_none() {
-        // They are the lab's: building and running tracer works without them.
-        for tool in missing {
-            note(&format!(
-                "`{}` is missing ({}) and there is no apt-get to install it: the lab needs it, install it by hand",
-                tool.program, tool.why
-            ));
-        }
-        return Ok(());
-    }
-    for tool in &missing {
-        step(
-            &format!("installing {}", tool.package),
-            &format!("whose `{}` {} in the lab", tool.program, tool.why),
-        );
-    }
-    let packages: Vec<&str> = missing.iter().map(|tool| tool.package).collect();
-    install(&packages)
+        .map(|tool| Missing {
+            package: tool.package.to_owned(),
+            why: format!("the lab's `{}` {}", tool.program, tool.why),
+            for_build: false,
+        })
+        .collect()
 }
 
 /// Installs packages from the machine's own sources.
-pub fn install(packages: &[&str]) -> Result<()> {
+pub fn install(missing: &[Missing]) -> Result<()> {
+    if missing.is_empty() {
+        return Ok(());
+    }
     if command::find("apt-get").is_none() {
-        bail!(
-            "there is no apt-get here: install by hand what Debian calls {}",
-            packages.join(", ")
-        );
+        return name_what_to_install(missing);
+    }
+    for each in missing {
+        step(&format!("installing {}", each.package), &each.why);
     }
     let apt_get = |arguments: &[&str]| {
         // `env`, since sudo may refuse to carry a variable over.
         let mut command = command::as_root("env");
         command
             .args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq"])
-            .args(["-o", "DPkg::Lock::Timeout=300", "-o", "Dpkg::Use-Pty=0"])
-            .args(arguments);
+            .args(["-o", "DPkg::Lock::Timeout=300"])
+            .args(arguments)
+            // dpkg tells every file it handles there; errors are on stderr.
+            .stdout(Stdio::null());
         command
     };
     // A source of someone else's that does not answer is no reason to stop: what counts is the installation.
@@ -90,7 +90,20 @@ pub fn install(packages: &[&str]) -> Result<()> {
         ));
     }
     let mut arguments = vec!["install", "--yes", "--no-install-recommends"];
-    arguments.extend(packages);
-    command::run(&mut apt_get(&arguments))
-        .with_context(|| format!("the packages {} did not install", packages.join(", ")))
+    arguments.extend(missing.iter().map(|each| each.package.as_str()));
+    command::run(&mut apt_get(&arguments)).context("apt could not install what is missing")
+}
+
+/// Without apt, building goes on as long as nothing is missing that it needs.
+fn name_what_to_install(missing: &[Missing]) -> Result<()> {
+    for each in missing {
+        note(&format!(
+            "there is no apt-get here: install by hand what Debian calls {}: {}",
+            each.package, each.why
+        ));
+    }
+    if missing.iter().any(|each| each.for_build) {
+        bail!("tracer cannot be built before that");
+    }
+    Ok(())
 }

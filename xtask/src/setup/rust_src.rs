@@ -34,7 +34,7 @@ pub fn ensure(rustc: &Rustc, progress: Progress) -> Result<()> {
         progress.already_there(&what);
         return Ok(());
     }
-    let why = "since the kernel half builds `core` for the BPF target";
+    let why = "the kernel half builds `core` for the BPF target";
     if place.is_symlink() {
         // A link of ours from before a toolchain update, or one whose cache was emptied.
         fs::remove_file(&place).with_context(|| format!("cannot remove {}", place.display()))?;
