@@ -142,9 +142,9 @@ impl Tracer {
         self.finish(EXIT_WITHIN)
     }
 
-    /// Waits until it ends by itself, at most this long and the time that a report may take.
+    /// Waits until it ends by itself, at most this long.
     pub fn finish(mut self, at_most: Duration) -> Result<Run> {
-        let deadline = Instant::now() + at_most.max(EXIT_WITHIN);
+        let deadline = Instant::now() + at_most;
         let status = loop {
             if let Some(status) = self.child.try_wait()? {
                 break status;
@@ -152,7 +152,10 @@ impl Tracer {
             if Instant::now() > deadline {
                 self.child.kill()?;
                 self.child.wait()?;
-                bail!("it did not end by itself; it said:\n{}", self.stderr);
+                bail!(
+                    "it did not end within {at_most:?}; it said:\n{}",
+                    self.stderr
+                );
             }
             thread::sleep(Duration::from_millis(5));
         };

@@ -1,14 +1,17 @@
 //! Nothing is broken, and every view must say so.
 
-use anyhow::{Context as _, Result, ensure};
-use serde_json::Value;
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::thread;
 use std::time::Duration;
-use tracer::lab::{Family, Outcome, Server, Topology, connect};
-use tracer_tests::faults::{self, SYN};
-use tracer_tests::{Observers, Views, answered, exchange, with_lab};
 
-/// A SYN that was lost is sent again after one second.
-const SECOND_TRY: Duration = Duration::from_secs(3);
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::Value;
+use tracer::lab::{Family, Netns, Outcome, Server, Topology, connect, listen};
+use tracer_tests::faults::{self, SYN, SYN_ACK};
+use tracer_tests::{Observers, Views, answered, exchange, unseen, with_lab};
+
+const SOON: Duration = Duration::from_secs(3);
 
 fn a_connection_is_answered(lab: &Topology) -> Result<Value> {
     let _server = Server::start(&lab.pod_b, lab.plan.server(6379))?;
@@ -83,9 +86,9 @@ fn answered_on_the_second_try() -> Result<()> {
         faults::netfilter(&lab.node_b, "forward", &format!("{SYN} drop"))?;
         let attempt = connect(&lab.pod_a, 0, lab.plan.server(6379))?;
         let client = attempt.local;
-        std::thread::sleep(Duration::from_millis(500));
+        thread::sleep(Duration::from_millis(500));
         faults::heal_netfilter(&lab.node_b)?;
-        let outcome = attempt.wait(SECOND_TRY);
+        let outcome = attempt.wait(SOON);
         ensure!(matches!(outcome, Outcome::Connected(_)), "{outcome:?}");
         let views = Views {
             full: answered().with_losses(),
@@ -102,5 +105,88 @@ fn answered_on_the_second_try() -> Result<()> {
             "{report:#}"
         );
         Ok(())
+    })
+}
+
+#[test]
+fn answered_on_the_second_reply() -> Result<()> {
+    with_lab(Family::V4, |lab| {
+        let _server = Server::start(&lab.pod_b, lab.plan.server(6379))?;
+        let observers = Observers::start(lab)?;
+        faults::netfilter(&lab.node_a, "forward", &format!("{SYN_ACK} drop"))?;
+        let attempt = connect(&lab.pod_a, 0, lab.plan.server(6379))?;
+        let client = attempt.local;
+        thread::sleep(Duration::from_millis(500));
+        faults::heal_netfilter(&lab.node_a)?;
+        let outcome = attempt.wait(SOON);
+        ensure!(matches!(outcome, Outcome::Connected(_)), "{outcome:?}");
+        // The second SYN meets the pending request and is freed in tcp_v4_rcv, which is innocent.
+        let views = Views {
+            full: answered().with_losses(),
+            server_node: answered(),
+            client_node: answered().with_losses(),
+        };
+        observers.stop()?.check(&[(client, views)])
+    })
+}
+
+/// The stream of a connection that must complete.
+fn connected(netns: &Netns, port: u16, lab: &Topology) -> Result<TcpStream> {
+    match connect(netns, port, lab.plan.server(6379))?.wait(SOON) {
+        Outcome::Connected(stream) => Ok(stream),
+        other => bail!("the lab is healthy, and yet: {other:?}"),
+    }
+}
+
+#[test]
+fn answered_then_reset_by_the_server() -> Result<()> {
+    with_lab(Family::V4, |lab| {
+        let listener: TcpListener = listen(&lab.pod_b, lab.plan.server(6379), 16)?;
+        let observers = Observers::start(lab)?;
+        let mut stream = connected(&lab.pod_a, 0, lab)?;
+        let client = stream.local_addr()?;
+        let (accepted, _) = listener.accept()?;
+        stream.write_all(b"ping")?;
+        // What is closed before it was read is reset: the connection was answered all the same.
+        thread::sleep(Duration::from_millis(50));
+        drop(accepted);
+        stream.set_read_timeout(Some(SOON))?;
+        ensure!(stream.read(&mut [0; 4]).is_err(), "no reset came");
+        observers.stop()?.check(&[(client, Views::all(answered()))])
+    })
+}
+
+#[test]
+fn answered_and_a_megabyte_each_way() -> Result<()> {
+    const BYTES: usize = 1 << 20;
+    with_lab(Family::V4, |lab| {
+        let _server = Server::start(&lab.pod_b, lab.plan.server(6379))?;
+        let observers = Observers::start(lab)?;
+        let mut stream = connected(&lab.pod_a, 0, lab)?;
+        let client = stream.local_addr()?;
+        let mut sending = stream.try_clone()?;
+        let sender = thread::spawn(move || {
+            sending.write_all(&vec![7; BYTES])?;
+            sending.shutdown(Shutdown::Write)
+        });
+        let mut back = Vec::new();
+        stream.read_to_end(&mut back)?;
+        sender.join().ok().context("the sender panicked")??;
+        ensure!(back.len() == BYTES, "{} bytes came back", back.len());
+        observers.stop()?.check(&[(client, Views::all(answered()))])
+    })
+}
+
+#[test]
+fn answered_within_the_pod_over_loopback() -> Result<()> {
+    with_lab(Family::V4, |lab| {
+        let _server = Server::start(&lab.pod_b, lab.plan.server(6379))?;
+        let observers = Observers::start(lab)?;
+        let client = connected(&lab.pod_b, 0, lab)?.local_addr()?;
+        let views = Views {
+            client_node: unseen(),
+            ..Views::all(answered())
+        };
+        observers.stop()?.check(&[(client, views)])
     })
 }

@@ -1,4 +1,4 @@
-//! Traces that start too late to see the request.
+//! Traces that start too late to see the request, and a port that is used again.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use tracer::lab::{Family, Outcome, Server, connect};
+use tracer::lab::{Family, Outcome, Server, connect, listen};
 use tracer_tests::faults::{self, SYN_ACK};
 use tracer_tests::{Observers, Views, inconclusive, inferred, with_lab};
 
@@ -66,5 +66,42 @@ fn a_client_that_gave_up_before_the_trace() -> Result<()> {
         observers
             .stop()?
             .check(&[(client, Views::all(inconclusive().request_unseen()))])
+    })
+}
+
+#[test]
+fn a_port_that_is_used_again_is_another_connection() -> Result<()> {
+    const PORT: u16 = 41_000;
+    with_lab(Family::V4, |lab| {
+        let server = lab.plan.server(6379);
+        let listener = listen(&lab.pod_b, server, 16)?;
+        let observers = Observers::start(lab)?;
+        let Outcome::Connected(stream) = connect(&lab.pod_a, PORT, server)?.wait(SOON) else {
+            bail!("the healthy lab does not answer")
+        };
+        // The server's unread data make its close a RST: no TIME_WAIT keeps the port.
+        let (accepted, _) = listener.accept()?;
+        (&stream).write_all(b"ping")?;
+        thread::sleep(Duration::from_millis(50));
+        drop(accepted);
+        thread::sleep(Duration::from_millis(50));
+        drop(stream);
+        faults::netfilter(&lab.node_a, "forward", &format!("{SYN_ACK} drop"))?;
+        let outcome = connect(&lab.pod_a, PORT, server)?.wait(Duration::from_millis(4500));
+        ensure!(matches!(outcome, Outcome::TimedOut), "{outcome:?}");
+        thread::sleep(Duration::from_millis(700));
+        let report = observers.stop()?.full.report()?;
+        let codes: Vec<_> = report["flows"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(|flow| (&flow["client"]["port"], &flow["verdict"]["code"]))
+            .collect();
+        let want = [
+            (&PORT.into(), &"answered".into()),
+            (&PORT.into(), &"reply_dropped".into()),
+        ];
+        ensure!(codes == want, "{codes:?} in {report:#}");
+        Ok(())
     })
 }
