@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod capture;
+mod changing;
 mod handshake;
 mod healthy;
 mod lab;
