@@ -8,10 +8,13 @@ use std::fmt;
 use std::net::IpAddr;
 
 use bytes::Bytes;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A network namespace. Inode numbers are reused, so the kernel's cookie goes with them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 pub struct NetnsId {
     /// `net->ns.inum`, the number in `/proc/PID/ns/net`.
     pub inum: u32,
@@ -29,7 +32,9 @@ fn is_zero(cookie: &u64) -> bool {
 }
 
 /// A device: an ifindex means nothing without its namespace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 pub struct DeviceId {
     /// The namespace that the device is in.
     pub netns: NetnsId,
@@ -38,11 +43,13 @@ pub struct DeviceId {
 }
 
 /// Stands for the address of an skb: equal where the address was equal, and nothing else can be told from it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 pub struct SkbId(pub u64);
 
 /// A place in the kernel's code.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub struct Symbol {
     /// The function's name in kallsyms, or empty where the address belongs to none.
     pub function: String,
@@ -60,7 +67,7 @@ impl fmt::Display for Symbol {
 }
 
 /// One thing that the kernel reported.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Event {
     /// CLOCK_MONOTONIC.
     pub time_ns: u64,
@@ -80,7 +87,7 @@ pub struct Event {
 }
 
 /// What happened, by hook.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum What {
     /// The skb was handed to a device's driver.
@@ -122,7 +129,7 @@ pub enum What {
 }
 
 /// The hooks that report sockets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SocketHook {
     /// `inet_sock_set_state`.
@@ -138,7 +145,7 @@ pub enum SocketHook {
 }
 
 /// A packet at a hook.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Skb {
     /// Which skb.
     pub id: SkbId,
@@ -161,6 +168,7 @@ pub struct Skb {
     pub ethernet: bool,
     /// The packet's first bytes: headers only.
     #[serde(with = "hex")]
+    #[schemars(with = "String", regex(pattern = "^([0-9a-f]{2})*$"))]
     pub headers: Bytes,
 }
 
@@ -181,7 +189,7 @@ fn is_zero_u16(value: &u16) -> bool {
 }
 
 /// Why an skb was freed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Death {
     /// The name in the running kernel's `enum skb_drop_reason` without its prefix, or `None` where the kernel gives none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -194,7 +202,7 @@ pub struct Death {
 }
 
 /// A TCP socket, as seen from its own side.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Socket {
     /// The local address; unspecified where the hook had none.
     pub local_addr: IpAddr,
@@ -216,7 +224,7 @@ pub struct Socket {
 }
 
 /// A process. The name is untrusted: it is escaped wherever it is shown.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub struct Process {
     /// The thread group id in the initial pid namespace.
     pub pid: u32,
@@ -225,7 +233,7 @@ pub struct Process {
 }
 
 /// `include/net/tcp_states.h`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TcpState {
     /// `TCP_ESTABLISHED`

@@ -1,5 +1,7 @@
 //! The exit codes, a contract with scripts.
 
+use crate::config::ConfigError;
+
 /// No fault.
 pub const OK: u8 = 0;
 /// The tracer itself failed.
@@ -10,3 +12,11 @@ pub const USAGE: u8 = 2;
 pub const FAULT: u8 = 10;
 /// A flow stayed inconclusive, or no packet matched; a fault wins over it.
 pub const INCONCLUSIVE: u8 = 11;
+
+/// The exit code that an error asks for.
+pub fn of(error: &anyhow::Error) -> u8 {
+    match error.downcast_ref::<ConfigError>() {
+        Some(ConfigError::Usage(_)) => USAGE,
+        _ => ERROR,
+    }
+}

@@ -2,13 +2,19 @@
 //! ARCHITECTURE.md shows the map.
 
 pub mod analysis;
+pub mod cli;
 pub mod clock;
+pub mod config;
 pub mod decode;
 pub mod devices;
+pub mod escape;
 pub mod event;
 pub mod exit;
+pub mod export;
 pub mod flow;
 pub mod lab;
+pub mod manual;
 pub mod record;
 pub mod report;
+pub mod source;
 pub mod verdict;

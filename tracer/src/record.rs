@@ -4,6 +4,7 @@
 
 use std::net::IpAddr;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::event::{DeviceId, Event, NetnsId};
@@ -12,7 +13,7 @@ use crate::event::{DeviceId, Event, NetnsId};
 pub const CAPTURE_SCHEMA: &str = "tracer.capture/1";
 
 /// One line of a capture.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Record {
     /// Comes first and once.
@@ -32,7 +33,7 @@ pub enum Record {
 }
 
 /// Who watched what, from where.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Header {
     /// [`CAPTURE_SCHEMA`].
     pub schema: String,
@@ -63,7 +64,7 @@ pub struct Header {
 }
 
 /// The namespaces that were watched. What leaves them has left the node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum View {
     /// The whole kernel.
@@ -86,7 +87,7 @@ impl View {
 }
 
 /// A hook and what became of it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Hook {
     /// The kernel's name of it.
     pub name: String,
@@ -100,7 +101,7 @@ pub struct Hook {
 }
 
 /// Whether a hook sees anything.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum HookState {
     /// It is attached.
@@ -112,7 +113,7 @@ pub enum HookState {
 }
 
 /// Something that this run could not see.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub struct BlindSpot {
     /// A stable name for scripts.
     pub code: String,
@@ -121,7 +122,7 @@ pub struct BlindSpot {
 }
 
 /// A network device.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Device {
     /// Which device.
     pub id: DeviceId,
@@ -163,7 +164,7 @@ pub struct Device {
 }
 
 /// Something that a verdict may use and that no event carries.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "fact", rename_all = "snake_case")]
 pub enum Fact {
     /// A counter of a namespace, read when the trace began and when it ended.
@@ -180,7 +181,7 @@ pub enum Fact {
 }
 
 /// What was lost, cumulative since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Ledger {
     /// CLOCK_MONOTONIC when it was read.
     pub time_ns: u64,
@@ -201,7 +202,7 @@ pub struct Ledger {
 }
 
 /// CLOCK_MONOTONIC and CLOCK_REALTIME, read together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ClockPair {
     /// Nanoseconds of CLOCK_MONOTONIC.
     pub monotonic_ns: u64,
@@ -210,7 +211,7 @@ pub struct ClockPair {
 }
 
 /// The end of the window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Trailer {
     /// CLOCK_MONOTONIC when the trace stopped.
     pub end_ns: u64,
@@ -219,7 +220,7 @@ pub struct Trailer {
 }
 
 /// Why a trace stopped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum StoppedBy {
     /// `--for` ran out.

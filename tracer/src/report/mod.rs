@@ -5,12 +5,22 @@
 
 mod build;
 mod flow;
+mod json;
+mod markdown;
+mod schema;
+mod story;
+mod text;
 mod time;
 mod verdict;
 
+#[cfg(test)]
+mod tests;
+
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::io::{self, Write};
 
+use clap::ValueEnum;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -19,11 +29,39 @@ pub use flow::{
     Endpoint, Flow, Hop, HopTunnel, Leg, Loss, Outer, PacketKind, Process, Protocol, Reset, Side,
     Stage, Translation, Tunnel, TunnelKind, Tuple,
 };
+pub use schema::{capture_schema, report_schema};
+pub use text::Style;
 pub use time::Time;
 pub use verdict::{At, Cause, CauseCode, Confidence, Evidence, Verdict, VerdictCode};
 
 /// The schema id in every report.
 pub const REPORT_SCHEMA: &str = "tracer.report/1";
+
+/// How a report is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For a person at a terminal
+    #[default]
+    Text,
+    /// For scripts; `tracer schema report` describes it
+    Json,
+    /// For a post-mortem
+    Markdown,
+}
+
+/// Writes a report. `style` matters to [`Format::Text`] only.
+pub fn write(
+    report: &Report,
+    format: Format,
+    style: Style,
+    output: &mut dyn Write,
+) -> io::Result<()> {
+    match format {
+        Format::Text => text::write(report, style, output),
+        Format::Json => json::write(report, output),
+        Format::Markdown => markdown::write(report, output),
+    }
+}
 
 /// Everything that one run (or one replayed capture) concluded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -1,0 +1,3 @@
+//! What is written for later use: the capture.
+
+pub mod capture;

@@ -1,0 +1,71 @@
+//! What the program says about itself: schemas, completion scripts and the manual page, all generated from the same
+//! definitions that parse and write.
+
+use std::io::{self, Write};
+
+use clap::CommandFactory;
+use clap_complete::Shell;
+use clap_mangen::Man;
+
+use crate::cli::{Cli, SchemaOf};
+use crate::report::{capture_schema, report_schema};
+
+/// Prints the JSON Schema of a format.
+pub fn schema(format: SchemaOf) -> io::Result<()> {
+    let schema = match format {
+        SchemaOf::Capture => capture_schema(),
+        SchemaOf::Report => report_schema(),
+    };
+    let mut page = serde_json::to_vec_pretty(&schema)?;
+    page.push(b'\n');
+    print(&page)
+}
+
+/// Prints a completion script.
+pub fn completions(shell: Shell) -> io::Result<()> {
+    let mut page = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "tracer", &mut page);
+    print(&page)
+}
+
+/// Prints the manual page.
+pub fn man() -> io::Result<()> {
+    print(&man_page()?)
+}
+
+/// One page: the program, then each command with the sections of its own.
+fn man_page() -> io::Result<Vec<u8>> {
+    let mut command = Cli::command().disable_help_subcommand(true);
+    command.build();
+    let mut page = Vec::new();
+    Man::new(command.clone()).render(&mut page)?;
+    for subcommand in command
+        .get_subcommands()
+        .filter(|subcommand| !subcommand.is_hide_set())
+    {
+        let name = format!("tracer {}", subcommand.get_name());
+        let man = Man::new(subcommand.clone().display_name(&name));
+        let mut sections = Vec::new();
+        man.render_synopsis_section(&mut sections)?;
+        man.render_description_section(&mut sections)?;
+        man.render_options_section(&mut sections)?;
+        man.render_extra_section(&mut sections)?;
+        writeln!(page, ".SH \"{}\"", name.to_uppercase())?;
+        // What is a section of its own page is a subsection of this one.
+        page.extend(
+            String::from_utf8_lossy(&sections)
+                .replace(".SH ", ".SS ")
+                .bytes(),
+        );
+    }
+    Ok(page)
+}
+
+/// Writes to standard output; a reader that has seen enough is no error.
+fn print(page: &[u8]) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(page).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,334 @@
+//! One flow in full.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::path::{self, netns};
+use super::{Item, Row, Section, Tone};
+use crate::report::{
+    At, Cause, Confidence, Endpoint, Evidence, Flow, Hop, Leg, Loss, PacketKind, Side, Stage, Time,
+    Tuple, VerdictCode,
+};
+
+/// Pieces of evidence, losses or translations that are shown for a flow.
+const DETAILS: usize = 6;
+
+/// The flow in full.
+pub(super) fn section(flow: &Flow) -> Section {
+    let verdict = &flow.verdict;
+    let mut rows = vec![Row::new("", tuple(flow))];
+    rows.extend(endpoint("client", &flow.client));
+    rows.extend(endpoint("server", &flow.server));
+    rows.extend(legs(flow));
+
+    let mut facts = Vec::new();
+    facts.extend(capped(&flow.translations, "nat", |translation| {
+        let place = translation
+            .hop
+            .device
+            .as_deref()
+            .map(|device| format!(" (seen at {device})"));
+        format!(
+            "{} became {}{}",
+            addresses(&translation.from),
+            addresses(&translation.to),
+            place.unwrap_or_default()
+        )
+    }));
+    for tunnel in &flow.tunnels {
+        if let (Some(vni), Some(meaning)) = (tunnel.vni, &tunnel.vni_meaning) {
+            facts.push(Row::new("vni", format!("{vni}: {meaning}")));
+        }
+    }
+    facts.extend(verdict.at.as_ref().map(|at| place(flow, at)));
+    if let Some(cause) = &verdict.cause {
+        facts.extend(cause_rows(cause));
+    }
+    facts.extend(losses(flow));
+    facts.extend(verdict.next.as_deref().map(|next| Row::new("next", next)));
+    if let Some(first) = facts.first_mut() {
+        first.apart = true;
+    }
+    rows.extend(facts);
+
+    Section {
+        title: verdict.summary.clone(),
+        tone: match verdict.confidence {
+            Confidence::Inconclusive => Tone::Open,
+            _ if verdict.code.is_fault() => Tone::Bad,
+            _ => Tone::Good,
+        },
+        confidence: Some(verdict.confidence),
+        rows,
+    }
+}
+
+/// The flow in one line.
+pub(super) fn line(flow: &Flow) -> String {
+    format!("{}  {}", tuple(flow), flow.verdict.summary)
+}
+
+/// Who talks to whom.
+pub(super) fn tuple(flow: &Flow) -> String {
+    format!(
+        "{} → {} {}",
+        address(flow.client.addr, flow.client.port),
+        address(flow.server.addr, flow.server.port),
+        flow.protocol.name()
+    )
+}
+
+/// Whether nothing of the flow was sent twice or lost.
+pub(super) fn is_smooth(flow: &Flow) -> bool {
+    flow.verdict.code == VerdictCode::Answered
+        && flow.retransmits == 0
+        && flow.request.count <= 1
+        && flow.losses.iter().all(|loss| loss.innocent)
+}
+
+fn address(addr: IpAddr, port: Option<u16>) -> String {
+    port.map_or_else(
+        || addr.to_string(),
+        |port| SocketAddr::new(addr, port).to_string(),
+    )
+}
+
+fn addresses(tuple: &Tuple) -> String {
+    format!(
+        "{} → {}",
+        address(tuple.src, tuple.src_port),
+        address(tuple.dst, tuple.dst_port)
+    )
+}
+
+fn endpoint(label: &str, endpoint: &Endpoint) -> Option<Row> {
+    let known: Vec<String> = [
+        endpoint
+            .process
+            .as_ref()
+            .map(|process| format!("{}[{}]", process.comm, process.pid)),
+        endpoint.pod.as_ref().map(|pod| format!("pod {pod}")),
+        netns(endpoint.netns_name.as_deref(), endpoint.netns),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    (!known.is_empty()).then(|| Row::new(label, known.join(", ")))
+}
+
+fn legs(flow: &Flow) -> Vec<Row> {
+    let mut rows: Vec<Row> = [Some(&flow.request), Some(&flow.reply), flow.ack.as_ref()]
+        .into_iter()
+        .flatten()
+        .map(leg)
+        .collect();
+    rows.extend(flow.resets.iter().map(|reset| {
+        let mut row = path::row("RST", &reset.path, reset.count);
+        let from = match reset.from {
+            Side::Client => "from the client",
+            Side::Server => "from the server",
+        };
+        row.items.insert(0, Item::new(from, Tone::Plain));
+        row
+    }));
+    if let Some(first) = rows.first_mut() {
+        first.apart = true;
+    }
+    rows
+}
+
+fn leg(leg: &Leg) -> Row {
+    if leg.kind == PacketKind::Unseen {
+        Row::new(leg.kind.name(), "sent before the trace began").toned(Tone::Weak)
+    } else if leg.count == 0 {
+        Row::new(leg.kind.name(), "never").toned(Tone::Bad)
+    } else {
+        path::row(leg.kind.name(), &leg.path, leg.count)
+    }
+}
+
+/// Where the packet that decided was seen last, or died.
+fn place(flow: &Flow, at: &At) -> Row {
+    let hop = decisive_hop(flow, at);
+    let device = at.device.as_deref();
+    let bytes = hop
+        .and_then(|hop| hop.len)
+        .map(|len| format!(" {len} bytes"))
+        .unwrap_or_default();
+    let outer = hop.and_then(|hop| hop.outer);
+    let on = device
+        .map(|device| format!(" on {device}"))
+        .unwrap_or_default();
+    let what = match at.stage {
+        Stage::Egress => {
+            let to = outer
+                .map(|outer| format!(" to {}", outer.dst))
+                .unwrap_or_default();
+            format!("{} transmitted{bytes}{to}", device.unwrap_or("a device"))
+        }
+        Stage::Ingress => {
+            let from = outer
+                .map(|outer| format!(" from {}", outer.src))
+                .unwrap_or_default();
+            format!("{} received{bytes}{from}", device.unwrap_or("a device"))
+        }
+        Stage::Drop => format!("freed{on}"),
+        Stage::LocalOut => format!("in the sender's own stack{on}"),
+        Stage::Forward => format!("on the way through{on}"),
+        Stage::Nat => format!("in address translation{on}"),
+        Stage::Encap => format!("on the way into a tunnel{on}"),
+        Stage::Decap => format!("on the way out of a tunnel{on}"),
+        Stage::LocalIn => format!("on the way to a socket{on}"),
+        Stage::Listener => "at the listener".to_owned(),
+        Stage::Socket => "at the socket".to_owned(),
+    };
+    let died = at.stage == Stage::Drop || at.function.is_some();
+    let within = netns(at.netns_name.as_deref(), at.netns).map(|netns| format!(", {netns}"));
+    let label = if died { "died" } else { "last seen" };
+    Row::new(
+        label,
+        timed(at.time, &format!("{what}{}", within.unwrap_or_default())),
+    )
+}
+
+fn decisive_hop<'a>(flow: &'a Flow, at: &At) -> Option<&'a Hop> {
+    [Some(&flow.request), Some(&flow.reply), flow.ack.as_ref()]
+        .into_iter()
+        .flatten()
+        .flat_map(|leg| &leg.path)
+        .find(|hop| hop.time == at.time && hop.ifindex == at.ifindex && hop.stage == at.stage)
+}
+
+fn cause_rows(cause: &Cause) -> Vec<Row> {
+    let mut rows = Vec::new();
+    let detail = cause.detail.as_deref().map(|detail| format!(": {detail}"));
+    rows.push(Row::new(
+        "cause",
+        format!("{}{}", cause.code.name(), detail.unwrap_or_default()),
+    ));
+    if cause.drop_reason.is_some() || cause.function.is_some() {
+        let reason = cause.drop_reason.as_deref().unwrap_or("no reason given");
+        let mut row = Row::new("kernel", reason);
+        let frames = cause.function.iter().chain(&cause.callers);
+        row.items.extend(frames.enumerate().map(|(depth, frame)| {
+            let (arrow, tone) = if depth == 0 {
+                ("in", Tone::Plain)
+            } else {
+                ("←", Tone::Weak)
+            };
+            Item::new(format!("{arrow} {frame}"), tone)
+        }));
+        rows.push(row);
+    }
+    rows.extend(size(cause));
+    rows.extend(capped(
+        &cause.evidence,
+        "evidence",
+        |evidence| match evidence {
+            Evidence::Event { time, summary } => timed(*time, summary),
+            Evidence::Counter {
+                netns: inum,
+                netns_name,
+                name,
+                before,
+                after,
+            } => {
+                let within =
+                    netns(netns_name.as_deref(), Some(*inum)).map(|netns| format!(" in {netns}"));
+                format!("{name} {before} → {after}{}", within.unwrap_or_default())
+            }
+        },
+    ));
+    rows
+}
+
+fn size(cause: &Cause) -> Option<Row> {
+    let said = |flag: Option<bool>, yes: &str, no: &str| {
+        flag.map(|flag| if flag { yes } else { no }.to_owned())
+    };
+    cause.mtu?;
+    let parts: Vec<String> = [
+        cause.packet_len.map(|len| format!("{len} bytes")),
+        cause.mtu.map(|mtu| format!("mtu {mtu}")),
+        said(cause.gso, "to be cut into segments", "one segment"),
+        said(
+            cause.dont_fragment,
+            "must not be fragmented",
+            "may be fragmented",
+        ),
+        said(cause.icmp_sent, "ICMP sent", "no ICMP sent"),
+        said(
+            cause.icmp_delivered,
+            "ICMP reached the sender",
+            "ICMP did not reach the sender",
+        ),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    Some(Row::new("size", parts.join(", ")))
+}
+
+/// The losses that cost something, then how many mean nothing.
+fn losses(flow: &Flow) -> Vec<Row> {
+    let decided = flow.verdict.at.as_ref().and_then(|at| at.time);
+    let (innocent, costly): (Vec<&Loss>, Vec<&Loss>) =
+        flow.losses.iter().partition(|loss| loss.innocent);
+    let other: Vec<&Loss> = costly
+        .into_iter()
+        .filter(|loss| !flow.verdict.code.is_fault() || loss.time != decided)
+        .collect();
+    let other = counted(
+        other
+            .into_iter()
+            .map(|loss| (loss.packet.name(), loss.why.as_str())),
+    );
+    let innocent = counted(
+        innocent
+            .into_iter()
+            .map(|loss| (loss.packet.name(), loss.why.as_str())),
+    );
+    let words = |((packet, why), count): &((&str, &str), usize)| match count {
+        1 => format!("{packet}: {why}"),
+        _ => format!("{count} × {packet}: {why}"),
+    };
+    let mut rows = capped(&other, "also lost", words);
+    rows.extend(
+        capped(&innocent, "harmless", words)
+            .into_iter()
+            .map(|row| row.toned(Tone::Weak)),
+    );
+    rows
+}
+
+/// Each thing once, in the order of first appearance, and how often it came.
+fn counted<T: PartialEq>(things: impl Iterator<Item = T>) -> Vec<(T, usize)> {
+    let mut counted: Vec<(T, usize)> = Vec::new();
+    for thing in things {
+        match counted.iter_mut().find(|(known, _)| *known == thing) {
+            Some((_, count)) => *count += 1,
+            None => counted.push((thing, 1)),
+        }
+    }
+    counted
+}
+
+fn timed(time: Option<Time>, what: &str) -> String {
+    time.map_or_else(
+        || what.to_owned(),
+        |time| format!("{}  {what}", time.clock()),
+    )
+}
+
+/// One row each, the first with the label, and how many more there are.
+fn capped<T>(things: &[T], label: &str, words: impl Fn(&T) -> String) -> Vec<Row> {
+    let more = things.len().saturating_sub(DETAILS);
+    let mut rows: Vec<Row> = things
+        .iter()
+        .take(DETAILS)
+        .map(|thing| Row::new(label, words(thing)))
+        .collect();
+    if more > 0 {
+        rows.push(Row::new(label, format!("and {more} more")).toned(Tone::Weak));
+    }
+    rows
+}

@@ -1,0 +1,3 @@
+//! Where records come from: the running kernel, or a capture.
+
+pub mod capture;
