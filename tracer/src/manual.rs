@@ -38,27 +38,27 @@ fn man_page() -> io::Result<Vec<u8>> {
     let mut command = Cli::command().disable_help_subcommand(true);
     command.build();
     let mut page = Vec::new();
-    Man::new(command.clone()).render(&mut page)?;
-    for subcommand in command
-        .get_subcommands()
-        .filter(|subcommand| !subcommand.is_hide_set())
-    {
+    let program = Man::new(command.clone());
+    program.render_title(&mut page)?;
+    program.render_name_section(&mut page)?;
+    page.extend(sections(&program)?.bytes());
+    for subcommand in command.get_subcommands() {
         let name = format!("tracer {}", subcommand.get_name());
         let man = Man::new(subcommand.clone().display_name(&name));
-        let mut sections = Vec::new();
-        man.render_synopsis_section(&mut sections)?;
-        man.render_description_section(&mut sections)?;
-        man.render_options_section(&mut sections)?;
-        man.render_extra_section(&mut sections)?;
         writeln!(page, ".SH \"{}\"", name.to_uppercase())?;
-        // What is a section of its own page is a subsection of this one.
-        page.extend(
-            String::from_utf8_lossy(&sections)
-                .replace(".SH ", ".SS ")
-                .bytes(),
-        );
+        // What would be a section of a page of its own is a subsection of this one.
+        page.extend(sections(&man)?.replace(".SH ", ".SS ").bytes());
     }
     Ok(page)
+}
+
+fn sections(man: &Man) -> io::Result<String> {
+    let mut sections = Vec::new();
+    man.render_synopsis_section(&mut sections)?;
+    man.render_description_section(&mut sections)?;
+    man.render_options_section(&mut sections)?;
+    man.render_extra_section(&mut sections)?;
+    Ok(String::from_utf8_lossy(&sections).replace(".SH EXTRA", ".SH EXAMPLES"))
 }
 
 /// Writes to standard output; a reader that has seen enough is no error.
@@ -67,5 +67,27 @@ fn print(page: &[u8]) -> io::Result<()> {
     match stdout.write_all(page).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::man_page;
+
+    #[test]
+    fn every_command_is_in_the_manual_page() {
+        let page = String::from_utf8(man_page().expect("memory takes everything"))
+            .expect("the page is UTF-8");
+        for section in [
+            "TRACER TRACE",
+            "TRACER REPORT",
+            "TRACER CHECK",
+            "TRACER DEMO",
+            "TRACER SCHEMA",
+        ] {
+            assert!(page.contains(&format!(".SH \"{section}\"")), "{section}");
+        }
+        assert!(page.contains("\\-\\-until\\-verdict"));
+        assert!(!page.contains("ring\\-bytes"), "a hidden option");
     }
 }

@@ -199,3 +199,8 @@ fn is_cut(error: &io::Error) -> bool {
 fn is_damage(error: &io::Error) -> bool {
     error.raw_os_error().is_none()
 }
+
+#[cfg(test)]
+mod strategies;
+#[cfg(test)]
+mod tests;

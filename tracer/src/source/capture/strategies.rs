@@ -1,0 +1,285 @@
+//! Any record at all.
+
+use std::net::IpAddr;
+
+use bytes::Bytes;
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+
+use crate::event::{
+    Death, DeviceId, Event, NetnsId, Process, Skb, SkbId, Socket, SocketHook, Symbol, TcpState,
+    What,
+};
+use crate::record::{
+    BlindSpot, CAPTURE_SCHEMA, ClockPair, Device, Fact, Header, Hook, HookState, Ledger, Record,
+    StoppedBy, Trailer, View,
+};
+
+fn netns() -> impl Strategy<Value = NetnsId> {
+    any::<(u32, u64)>().prop_map(|(inum, cookie)| NetnsId { inum, cookie })
+}
+
+fn device_id() -> impl Strategy<Value = DeviceId> {
+    (netns(), any::<u32>()).prop_map(|(netns, ifindex)| DeviceId { netns, ifindex })
+}
+
+/// Any header, of the schema that is read.
+pub(super) fn header() -> impl Strategy<Value = Header> {
+    let view = prop_oneof![
+        Just(View::Kernel),
+        vec(netns(), 0..3).prop_map(|netns| View::Netns { netns }),
+    ];
+    let state = prop_oneof![
+        Just(HookState::Attached),
+        Just(HookState::Absent),
+        Just(HookState::Failed)
+    ];
+    let hook = (
+        any::<String>(),
+        any::<String>(),
+        state,
+        option::of(any::<String>()),
+    )
+        .prop_map(|(name, kind, state, reason)| Hook {
+            name,
+            kind,
+            state,
+            reason,
+        });
+    let blind_spot =
+        any::<(String, String)>().prop_map(|(code, summary)| BlindSpot { code, summary });
+    (
+        any::<[String; 7]>(),
+        vec(any::<String>(), 0..3),
+        view,
+        vec(hook, 0..3),
+        vec(blind_spot, 0..3),
+        any::<u64>(),
+    )
+        .prop_map(|(strings, command, view, hooks, blind_spots, start_ns)| {
+            let [
+                tracer_version,
+                hostname,
+                machine_id,
+                boot_id,
+                kernel,
+                arch,
+                filter,
+            ] = strings;
+            Header {
+                schema: CAPTURE_SCHEMA.to_owned(),
+                tracer_version,
+                command,
+                hostname,
+                machine_id,
+                boot_id,
+                kernel,
+                arch,
+                filter,
+                view,
+                hooks,
+                blind_spots,
+                start_ns,
+            }
+        })
+}
+
+fn device() -> impl Strategy<Value = Device> {
+    let names = (
+        option::of(any::<String>()),
+        any::<String>(),
+        any::<String>(),
+    );
+    let below = (
+        option::of(any::<u32>()),
+        option::of(any::<u32>()),
+        option::of(any::<u32>()),
+    );
+    (
+        device_id(),
+        names,
+        any::<(u32, bool, bool)>(),
+        option::of(any::<[u8; 6]>()),
+        option::of(device_id()),
+        below,
+        option::of(any::<u16>()),
+        vec(any::<IpAddr>(), 0..3),
+    )
+        .prop_map(
+            |(
+                id,
+                (netns_name, name, kind),
+                (mtu, up, removed),
+                mac,
+                peer,
+                below,
+                udp_port,
+                addrs,
+            )| Device {
+                id,
+                netns_name,
+                name,
+                kind,
+                mtu,
+                up,
+                mac,
+                peer,
+                master_ifindex: below.0,
+                vni: below.1,
+                udp_port,
+                underlay_ifindex: below.2,
+                addrs,
+                removed,
+            },
+        )
+}
+
+fn symbol() -> impl Strategy<Value = Symbol> {
+    any::<(String, u32)>().prop_map(|(function, offset)| Symbol { function, offset })
+}
+
+fn skb() -> impl Strategy<Value = Skb> {
+    let headers = vec(any::<u8>(), 0..=tracer_common::event::HEADER_BYTES_MAX);
+    (any::<(u64, u32, u32, u16, u16, u16, u8, bool)>(), headers).prop_map(
+        |((id, len_bytes, mark, protocol, vlan_tci, gso_size, pkt_type, ethernet), headers)| Skb {
+            id: SkbId(id),
+            len_bytes,
+            mark,
+            protocol,
+            vlan_tci,
+            gso_size,
+            pkt_type,
+            ethernet,
+            headers: Bytes::from(headers),
+        },
+    )
+}
+
+fn socket() -> impl Strategy<Value = Socket> {
+    let state = || {
+        option::of((1_u8..=12).prop_map(|number| TcpState::from_number(number).expect("a state")))
+    };
+    let process = any::<(u32, String)>().prop_map(|(pid, comm)| Process { pid, comm });
+    (
+        any::<(IpAddr, u16, IpAddr, u16)>(),
+        state(),
+        state(),
+        option::of(process),
+    )
+        .prop_map(
+            |(
+                (local_addr, local_port, remote_addr, remote_port),
+                old_state,
+                new_state,
+                process,
+            )| Socket {
+                local_addr,
+                local_port,
+                remote_addr,
+                remote_port,
+                old_state,
+                new_state,
+                process,
+            },
+        )
+}
+
+fn what() -> impl Strategy<Value = What> {
+    let death = (option::of(any::<String>()), symbol(), vec(symbol(), 0..4)).prop_map(
+        |(reason, location, callers)| Death {
+            reason,
+            location,
+            callers,
+        },
+    );
+    let hook = prop_oneof![
+        Just(SocketHook::State),
+        Just(SocketHook::RetransmitSkb),
+        Just(SocketHook::RetransmitSynack),
+        Just(SocketHook::ResetSent),
+        Just(SocketHook::ResetReceived),
+    ];
+    prop_oneof![
+        skb().prop_map(|skb| What::Xmit { skb }),
+        skb().prop_map(|skb| What::Receive { skb }),
+        skb().prop_map(|skb| What::Consume { skb }),
+        (skb(), death).prop_map(|(skb, death)| What::Drop { skb, death }),
+        any::<(u64, i32)>().prop_map(|(id, result)| What::XmitFailed {
+            skb: SkbId(id),
+            result
+        }),
+        (hook, socket()).prop_map(|(hook, socket)| What::Socket { hook, socket }),
+    ]
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    (
+        any::<(u64, u16, u32)>(),
+        option::of(netns()),
+        option::of(any::<u32>()),
+        what(),
+    )
+        .prop_map(|((time_ns, cpu, sequence), netns, ifindex, what)| Event {
+            time_ns,
+            cpu,
+            sequence,
+            netns,
+            ifindex,
+            what,
+        })
+}
+
+/// Any record but the header.
+pub(super) fn record() -> impl Strategy<Value = Record> {
+    let counter =
+        (netns(), any::<(String, u64, u64)>()).prop_map(|(netns, (name, before, after))| {
+            Fact::Counter {
+                netns,
+                name,
+                before,
+                after,
+            }
+        });
+    let ledger = any::<[u64; 8]>().prop_map(
+        |[
+            time_ns,
+            emitted,
+            delivered,
+            ring_full,
+            missed,
+            undecodable,
+            rate_limited,
+            table_full,
+        ]| Ledger {
+            time_ns,
+            emitted,
+            delivered,
+            ring_full,
+            missed,
+            undecodable,
+            rate_limited,
+            table_full,
+        },
+    );
+    let clock = any::<(u64, u64)>().prop_map(|(monotonic_ns, realtime_ns)| ClockPair {
+        monotonic_ns,
+        realtime_ns,
+    });
+    let stopped_by = prop_oneof![
+        Just(StoppedBy::Duration),
+        Just(StoppedBy::Signal),
+        Just(StoppedBy::Verdict),
+        Just(StoppedBy::Cut),
+        Just(StoppedBy::Failure),
+    ];
+    prop_oneof![
+        device().prop_map(|device| Record::Device(Box::new(device))),
+        event().prop_map(|event| Record::Event(Box::new(event))),
+        counter.prop_map(Record::Fact),
+        ledger.prop_map(Record::Ledger),
+        clock.prop_map(Record::Clock),
+        (any::<u64>(), stopped_by)
+            .prop_map(|(end_ns, stopped_by)| Record::Trailer(Trailer { end_ns, stopped_by })),
+    ]
+}
