@@ -118,6 +118,10 @@ pub struct TraceArgs {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub capture: Option<PathBuf>,
 
+    /// Print every event on standard output as it happens; the report is then text, or goes to --output
+    #[arg(long)]
+    pub events: bool,
+
     /// Which hooks to use
     #[arg(long, value_enum, default_value_t)]
     pub hooks: Hooks,

@@ -11,6 +11,7 @@ use thiserror::Error;
 use crate::cli::{Hooks, ReportOutput, TraceArgs};
 use crate::escape::Escaped;
 use crate::export::capture::{CaptureWriter, Encoding};
+use crate::export::events::EventLog;
 use crate::report::{self, Format, Report, Style};
 
 /// The default size of the ring between the kernel and this process.
@@ -61,6 +62,8 @@ pub struct TraceConfig {
     pub hooks: Hooks,
     /// Whether the budget per flow is off.
     pub all_packets: bool,
+    /// Where events are shown as they happen.
+    pub events: Option<EventLog<BufWriter<io::Stdout>>>,
     /// Whether stderr stays silent.
     pub quiet: bool,
     /// The size of the ring: a power of two, at least a page.
@@ -96,6 +99,12 @@ impl TraceConfig {
                 "--capture and --output name the same file".to_owned(),
             ));
         }
+        if args.events && args.report.format != Format::Text && args.report.output.is_none() {
+            return Err(ConfigError::Usage(
+                "--events prints on standard output, where the report would not be alone: add --output FILE"
+                    .to_owned(),
+            ));
+        }
         let report = ReportSink::open(args.report)?;
         let capture = match (args.capture, encoding) {
             (Some(path), Some(encoding)) => {
@@ -115,6 +124,9 @@ impl TraceConfig {
             until_verdict: args.until_verdict,
             hooks: args.hooks,
             all_packets: args.all_packets,
+            events: args
+                .events
+                .then(|| EventLog::new(BufWriter::new(io::stdout()))),
             quiet: args.quiet,
             ring_bytes,
             report,

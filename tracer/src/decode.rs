@@ -52,7 +52,8 @@ pub fn sighting(event: &Event, ports: &TunnelPorts) -> Option<Sighting> {
     })
 }
 
-fn parse(skb: &Skb, ports: &TunnelPorts) -> Packet {
+/// The headers of a packet.
+pub fn parse(skb: &Skb, ports: &TunnelPorts) -> Packet {
     let frame = Frame {
         start: if skb.ethernet {
             Start::Ethernet

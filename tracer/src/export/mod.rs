@@ -1,3 +1,4 @@
-//! What is written for later use: the capture.
+//! What is written while a trace runs: the capture, and the events as lines.
 
 pub mod capture;
+pub mod events;
