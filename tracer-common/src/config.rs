@@ -22,8 +22,6 @@ pub struct Offsets {
     pub skb_refdst: u32,
     /// `sk_buff.len`
     pub skb_len: u32,
-    /// `sk_buff.data_len`
-    pub skb_data_len: u32,
     /// `sk_buff.head`
     pub skb_head: u32,
     /// `sk_buff.data`
@@ -40,6 +38,10 @@ pub struct Offsets {
     pub skb_vlan_tci: u32,
     /// `sk_buff.vlan_proto`
     pub skb_vlan_proto: u32,
+    /// The byte that holds `sk_buff.vlan_present`, which kernels before 6.2 have
+    pub skb_vlan_present: u32,
+    /// The bit of `sk_buff.vlan_present` in that byte
+    pub skb_vlan_present_shift: u32,
     /// `sk_buff.mac_header`
     pub skb_mac_header: u32,
     /// `sk_buff.network_header`
@@ -93,7 +95,6 @@ impl Offsets {
         skb_sk: MISSING,
         skb_refdst: MISSING,
         skb_len: MISSING,
-        skb_data_len: MISSING,
         skb_head: MISSING,
         skb_data: MISSING,
         skb_tail: MISSING,
@@ -102,6 +103,8 @@ impl Offsets {
         skb_protocol: MISSING,
         skb_vlan_tci: MISSING,
         skb_vlan_proto: MISSING,
+        skb_vlan_present: MISSING,
+        skb_vlan_present_shift: MISSING,
         skb_mac_header: MISSING,
         skb_network_header: MISSING,
         skb_pkt_type: MISSING,
@@ -150,6 +153,8 @@ pub struct Config {
     pub netns_restricted: u32,
     /// Userspace is woken once this many bytes wait in the ring.
     pub wakeup_bytes: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 impl Config {
@@ -164,5 +169,6 @@ impl Config {
         budget: 0,
         netns_restricted: 0,
         wakeup_bytes: u32::MAX,
+        reserved: 0,
     };
 }

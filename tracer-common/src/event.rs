@@ -96,7 +96,8 @@ pub struct EventHeader {
 pub struct SkbInfo {
     /// The address of the skb. Reused at once after a free: it joins nothing without an invariant beside it.
     pub skb: u64,
-    /// `skb->len` at the hook, link-layer header included where `start` is [`START_ETHERNET`].
+    /// The length of the packet from its first captured byte on: `skb->len`, plus what was pulled off in front of
+    /// `skb->data` or less what was pushed there.
     pub len_bytes: u32,
     /// `skb->mark`.
     pub mark: u32,

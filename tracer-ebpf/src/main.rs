@@ -1,18 +1,20 @@
-//! The kernel half of tracer.
+//! The kernel half of tracer: every hook reads the little that the filter needs, rejects early, and hands what is
+//! left to the ring. It decides nothing else.
 #![no_std]
 #![no_main]
+#![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 #![allow(
     missing_docs,
     reason = "aya's macros generate public functions without documentation"
 )]
 
-use aya_ebpf::{macros::btf_tracepoint, programs::BtfTracePointContext};
-
-/// A packet is handed to a device's driver.
-#[btf_tracepoint(function = "net_dev_start_xmit")]
-pub fn net_dev_start_xmit(_ctx: BtfTracePointContext) -> i32 {
-    0
-}
+mod config;
+mod emit;
+mod filter;
+mod hooks;
+mod maps;
+mod skb;
+mod socket;
 
 /// The kernel half has no panics: what could panic does not pass the verifier, which sees an endless loop here.
 #[cfg(not(test))]

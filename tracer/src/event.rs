@@ -149,7 +149,8 @@ pub enum SocketHook {
 pub struct Skb {
     /// Which skb.
     pub id: SkbId,
-    /// `skb->len` at the hook: it shrinks as headers are pulled, so the IP header's own length is the packet's size.
+    /// The length of the skb from the first byte of `headers` on. Padding counts, so the IP header's own length is
+    /// the packet's size.
     pub len_bytes: u32,
     /// `skb->mark`.
     #[serde(default, skip_serializing_if = "is_zero_u32")]

@@ -2,6 +2,7 @@
 //! ARCHITECTURE.md shows the map.
 
 pub mod analysis;
+pub mod attach;
 pub mod cli;
 pub mod clock;
 pub mod config;
@@ -12,8 +13,10 @@ pub mod event;
 pub mod exit;
 pub mod export;
 pub mod flow;
+pub mod kernel;
 pub mod lab;
 pub mod manual;
+pub mod probes;
 pub mod record;
 pub mod report;
 pub mod source;

@@ -1,0 +1,161 @@
+//! The scratch space of a running hook, and the one way into the ring.
+
+use core::ffi::c_void;
+
+use aya_ebpf::{
+    bindings::{BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP},
+    helpers::{
+        bpf_get_smp_processor_id, bpf_ktime_get_ns, generated::bpf_probe_read_kernel,
+        generated::bpf_ringbuf_output,
+    },
+};
+use tracer_common::{
+    event::{DropRecord, EventHeader, HEADER_BYTES_MAX, Kind},
+    ledger::Counter,
+    packet::{self, Packet},
+};
+
+use crate::{
+    config::config,
+    maps::{EVENTS, SCRATCH, SCRATCH_SLOTS, count, counted},
+    skb::{Place, Window},
+};
+
+/// How often a CPU looks whether the ring fills up, in records.
+const FILL_CHECK_INTERVAL: u64 = 32;
+
+/// Where one running hook works. The captured bytes follow the record, so that both leave together.
+#[repr(C)]
+pub struct Scratch {
+    busy: u64,
+    /// What was parsed.
+    pub packet: Packet,
+    record: [u64; size_of::<DropRecord>() / 8],
+    /// What it was parsed from.
+    pub captured: packet::Scratch,
+}
+
+const _: () = assert!(
+    size_of::<DropRecord>() % 8 == 0
+        && core::mem::offset_of!(Scratch, captured)
+            == core::mem::offset_of!(Scratch, record) + size_of::<DropRecord>()
+        && core::mem::offset_of!(packet::Scratch, bytes) == 0
+);
+
+impl Scratch {
+    /// Copies the window's bytes here; `false` where the memory cannot be read.
+    #[inline(always)]
+    pub fn fill(&mut self, window: &Window) -> bool {
+        let mut len = window.captured;
+        if len > HEADER_BYTES_MAX as u32 {
+            len = HEADER_BYTES_MAX as u32;
+        }
+        self.captured.len = u64::from(len);
+        // SAFETY: at most HEADER_BYTES_MAX bytes are written to a buffer of twice as many.
+        unsafe {
+            bpf_probe_read_kernel(
+                self.captured.bytes.as_mut_ptr().cast(),
+                len,
+                window.address as *const c_void,
+            ) == 0
+        }
+    }
+
+    /// The record of type `T` that ends where the bytes begin.
+    #[inline(always)]
+    pub fn record<T>(&mut self) -> *mut T {
+        const { assert!(size_of::<T>() <= size_of::<DropRecord>() && align_of::<T>() <= 8) };
+        let skipped = size_of::<DropRecord>() - size_of::<T>();
+        // SAFETY: the result stays inside `record`, by the assertion above.
+        unsafe { self.record.as_mut_ptr().byte_add(skipped).cast() }
+    }
+
+    /// Writes the record of type `T` and the first `header_len` bytes behind it to the ring.
+    #[inline(always)]
+    pub fn emit<T>(&mut self, header_len: u32) {
+        let header_len = if header_len > HEADER_BYTES_MAX as u32 {
+            HEADER_BYTES_MAX as u32
+        } else {
+            header_len
+        };
+        let record: *mut T = self.record();
+        output(record.cast(), size_of::<T>() as u64 + u64::from(header_len));
+    }
+}
+
+/// Runs `work` with a scratch space that no interrupted hook is using. The spaces are taken in order, and an
+/// interrupt gives its own back before the interrupted hook goes on.
+#[inline(always)]
+pub fn with_scratch(work: impl FnOnce(&mut Scratch)) {
+    let Some(scratch) = free_scratch() else {
+        count(Counter::Unreadable);
+        return;
+    };
+    // SAFETY: the pointer is this CPU's map value, which nobody else uses while it is marked.
+    unsafe {
+        (&raw mut (*scratch).busy).write_volatile(1);
+        work(&mut *scratch);
+        (&raw mut (*scratch).busy).write_volatile(0);
+    }
+}
+
+#[inline(always)]
+fn free_scratch() -> Option<*mut Scratch> {
+    for slot in 0..SCRATCH_SLOTS {
+        let scratch = SCRATCH.get_ptr_mut(slot)?;
+        // SAFETY: the pointer is this CPU's map value.
+        if unsafe { (&raw const (*scratch).busy).read_volatile() } == 0 {
+            return Some(scratch);
+        }
+    }
+    None
+}
+
+/// The header of a record that is written now. The only reader of the clock.
+#[inline(always)]
+pub fn header(kind: Kind, place: &Place) -> EventHeader {
+    EventHeader {
+        // SAFETY: the helpers only return numbers.
+        timestamp_ns: unsafe { bpf_ktime_get_ns() },
+        netns_cookie: place.netns_cookie,
+        netns_inum: place.netns_inum,
+        ifindex: place.ifindex,
+        sequence: counted(Counter::Emitted) as u32,
+        // SAFETY: as above.
+        cpu: unsafe { bpf_get_smp_processor_id() } as u16,
+        kind: kind as u8,
+        reserved: 0,
+    }
+}
+
+/// Writes a record that is small enough for the stack.
+#[inline(always)]
+pub fn emit<T>(record: &T) {
+    output(core::ptr::from_ref(record).cast(), size_of::<T>() as u64);
+}
+
+/// Userspace empties the ring by the clock and is not woken for a record: waking is what makes tracers slow. Only
+/// when the ring fills up faster than that is it called.
+#[inline(always)]
+fn output(record: *const c_void, len: u64) {
+    let mut flags = u64::from(BPF_RB_NO_WAKEUP);
+    if counted(Counter::Emitted) % FILL_CHECK_INTERVAL == 0
+        && EVENTS.query(u64::from(BPF_RB_AVAIL_DATA)) > u64::from(config!(wakeup_bytes))
+    {
+        flags = u64::from(BPF_RB_FORCE_WAKEUP);
+    }
+    // SAFETY: the verifier checks that `len` bytes can be read at `record`.
+    let result = unsafe {
+        bpf_ringbuf_output(
+            (&raw const EVENTS).cast_mut().cast(),
+            record.cast_mut(),
+            len,
+            flags,
+        )
+    };
+    count(if result == 0 {
+        Counter::Emitted
+    } else {
+        Counter::RingFull
+    });
+}

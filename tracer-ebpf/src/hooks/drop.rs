@@ -1,0 +1,98 @@
+//! `net/core/skbuff.c`: packets that are freed, and why.
+
+use core::ffi::c_void;
+
+use aya_ebpf::{
+    EbpfContext as _, helpers::generated::bpf_get_stack, macros::btf_tracepoint,
+    programs::BtfTracePointContext,
+};
+use tracer_common::event::{DropRecord, Kind, STACK_FRAMES_MAX};
+
+use super::report;
+use crate::{
+    config::config,
+    emit::{header, with_scratch},
+    filter::{admits, header_len, watches},
+    skb::SkBuff,
+};
+
+/// `kfree_skb(skb, location, reason, …)`
+#[btf_tracepoint(function = "kfree_skb")]
+pub fn tracer_drop(ctx: BtfTracePointContext) -> i32 {
+    let reason: u32 = ctx.arg(2);
+    // Not every free that passes here is a loss.
+    if reason == config!(reason_consumed) || reason == config!(reason_not_dropped) {
+        return 0;
+    }
+    dropped(&ctx, reason);
+    0
+}
+
+/// `kfree_skb(skb, location)` of kernels that do not say why.
+#[btf_tracepoint(function = "kfree_skb")]
+pub fn tracer_drop_old(ctx: BtfTracePointContext) -> i32 {
+    dropped(&ctx, 0);
+    0
+}
+
+#[inline(always)]
+fn dropped(ctx: &BtfTracePointContext, reason: u32) {
+    let skb = SkBuff::new(ctx.arg::<*const c_void>(0));
+    if !skb.may_be_ip() {
+        return;
+    }
+    // An skb without a network header has not become, or is not, an IP packet.
+    let Some(window) = skb.network_window() else {
+        return;
+    };
+    with_scratch(|scratch| {
+        if !admits(scratch, Kind::Drop, &window) {
+            return;
+        }
+        let place = skb.place();
+        if !watches(&place) {
+            return;
+        }
+        let len = header_len(&scratch.packet, window.captured);
+        let record = scratch.record::<DropRecord>();
+        // SAFETY: the record lies in the scratch space, which is ours; the helper writes no more than it is told.
+        unsafe {
+            (&raw mut (*record).header).write(header(Kind::Drop, &place));
+            (&raw mut (*record).skb).write(skb.info(&window, len as u16));
+            (&raw mut (*record).location).write(ctx.arg(1));
+            (&raw mut (*record).reason).write(reason);
+            let written = bpf_get_stack(
+                ctx.as_ptr(),
+                (&raw mut (*record).stack).cast(),
+                (STACK_FRAMES_MAX * size_of::<u64>()) as u32,
+                0,
+            );
+            (&raw mut (*record).stack_len).write(if written > 0 {
+                (written / size_of::<u64>() as i64) as u32
+            } else {
+                0
+            });
+        }
+        scratch.emit::<DropRecord>(len);
+    });
+}
+
+/// `consume_skb(skb, location)` of kernels that tell the location: all that matters is what
+/// `tcp_rcv_state_process` consumes, so nearly every call is rejected by the first comparison.
+#[btf_tracepoint(function = "consume_skb")]
+pub fn tracer_consume(ctx: BtfTracePointContext) -> i32 {
+    let location: u64 = ctx.arg(1);
+    let start = config!(consume_start);
+    if location.wrapping_sub(start) >= config!(consume_end).wrapping_sub(start) {
+        return 0;
+    }
+    let skb = SkBuff::new(ctx.arg::<*const c_void>(0));
+    let Some(window) = skb.network_window() else {
+        return 0;
+    };
+    let place = skb.place();
+    if watches(&place) {
+        report(Kind::Consume, skb, &place, &window);
+    }
+    0
+}

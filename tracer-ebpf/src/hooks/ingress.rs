@@ -1,0 +1,28 @@
+//! `net/core/dev.c`, `__netif_receive_skb_core`: packets that enter the receive path.
+
+use core::ffi::c_void;
+
+use aya_ebpf::{macros::btf_tracepoint, programs::BtfTracePointContext};
+use tracer_common::{event::Kind, ledger::Counter};
+
+use super::report;
+use crate::{filter::watches, maps::count, skb::SkBuff};
+
+/// `netif_receive_skb(skb)`
+#[btf_tracepoint(function = "netif_receive_skb")]
+pub fn tracer_receive(ctx: BtfTracePointContext) -> i32 {
+    let skb = SkBuff::new(ctx.arg::<*const c_void>(0));
+    if !skb.may_be_ip() {
+        return 0;
+    }
+    let dev = skb.device();
+    let place = dev.place();
+    if !watches(&place) {
+        return 0;
+    }
+    match skb.receive_window(dev) {
+        Some(window) => report(Kind::Receive, skb, &place, &window),
+        None => count(Counter::Unreadable),
+    }
+    0
+}

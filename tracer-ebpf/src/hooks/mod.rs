@@ -1,0 +1,32 @@
+//! The hooks, one file per part of the kernel. `tracer/src/probes.rs` lists them with what is missed without them.
+
+mod drop;
+mod egress;
+mod ingress;
+mod tcp;
+
+use tracer_common::event::{Kind, PacketRecord};
+
+use crate::{
+    emit::{header, with_scratch},
+    filter::{admits, header_len},
+    skb::{Place, SkBuff, Window},
+};
+
+/// Reports a packet at a hook that has nothing else to say.
+#[inline(always)]
+fn report(kind: Kind, skb: SkBuff, place: &Place, window: &Window) {
+    with_scratch(|scratch| {
+        if !admits(scratch, kind, window) {
+            return;
+        }
+        let len = header_len(&scratch.packet, window.captured);
+        let record = PacketRecord {
+            header: header(kind, place),
+            skb: skb.info(window, len as u16),
+        };
+        // SAFETY: the record lies in the scratch space, which is ours.
+        unsafe { scratch.record::<PacketRecord>().write(record) };
+        scratch.emit::<PacketRecord>(len);
+    });
+}

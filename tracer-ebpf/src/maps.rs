@@ -1,0 +1,84 @@
+//! Every map. Their names are the ABI with `tracer/src/attach.rs`.
+
+use aya_ebpf::{
+    macros::map,
+    maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf},
+};
+use tracer_common::{
+    ledger::{COUNTERS, Counter},
+    packet::TunnelPorts,
+};
+
+use crate::emit::Scratch;
+
+/// How many hooks can run inside each other on one CPU: in a task, in a softirq and in a hard interrupt.
+pub const SCRATCH_SLOTS: u32 = 3;
+
+/// Flows whose budget is remembered; the least recently seen is forgotten, and begins anew.
+const FLOWS_MAX: u32 = 65_536;
+
+/// Namespaces that one run can be restricted to.
+const NETNS_MAX: u32 = 4096;
+
+/// The records; userspace chooses the size.
+#[map]
+pub static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
+
+/// The counters of [`Counter`].
+#[map]
+pub static LEDGER: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTERS, 0);
+
+/// Where a hook that is too large for the stack works.
+#[map]
+pub static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(SCRATCH_SLOTS, 0);
+
+/// The inode numbers of the watched namespaces, where the run is restricted.
+#[map]
+pub static NETNS_SET: HashMap<u32, u8> = HashMap::with_max_entries(NETNS_MAX, 0);
+
+/// Events handed over by flow.
+#[map]
+pub static FLOWS: LruHashMap<u64, u32> = LruHashMap::with_max_entries(FLOWS_MAX, 0);
+
+/// The UDP ports that tunnels listen on; userspace may replace them at any time.
+#[map]
+pub static TUNNEL_PORTS: Array<TunnelPorts> = Array::with_max_entries(1, 0);
+
+/// Adds one to a counter of this CPU.
+#[inline(always)]
+pub fn count(counter: Counter) {
+    if let Some(slot) = LEDGER.get_ptr_mut(counter as u32) {
+        increment(slot);
+    }
+}
+
+/// Adds one atomically, since an interrupt may count between a load and a store. `AtomicU64` cannot: the target
+/// promises no more than loads and stores, although every kernel knows this instruction.
+#[cfg(target_arch = "bpf")]
+#[inline(always)]
+fn increment(slot: *mut u64) {
+    // SAFETY: the slot is this CPU's own u64 in a map, aligned and never freed.
+    unsafe {
+        core::arch::asm!(
+            "lock *(u64 *)({slot} + 0) += {one}",
+            slot = in(reg) slot,
+            one = in(reg) 1u64,
+        );
+    }
+}
+
+/// Lets the crate be checked on the host, where it never runs.
+#[cfg(not(target_arch = "bpf"))]
+fn increment(slot: *mut u64) {
+    // SAFETY: as above.
+    unsafe { *slot += 1 }
+}
+
+/// What a counter of this CPU stands at.
+#[inline(always)]
+pub fn counted(counter: Counter) -> u64 {
+    LEDGER.get_ptr(counter as u32).map_or(0, |slot| {
+        // SAFETY: as in `increment`.
+        unsafe { slot.read_volatile() }
+    })
+}

@@ -1,0 +1,502 @@
+//! Loads the kernel half, attaches every hook that this kernel lets us attach, and says which it does not.
+//!
+//! Privilege begins and ends here. Nothing is pinned: programs and maps live as long as the descriptors in
+//! [`Attached`], which the kernel closes even after SIGKILL.
+
+use std::{
+    collections::hash_map::RandomState,
+    error::Error,
+    fs::File,
+    hash::BuildHasher as _,
+    io::{self, Read as _, Seek as _, SeekFrom},
+    os::fd::{AsFd as _, AsRawFd as _},
+    sync::Arc,
+    thread,
+};
+
+use aya::{
+    Ebpf, EbpfError, EbpfLoader, Endianness, VerifierLogLevel, include_bytes_aligned,
+    maps::{Array, HashMap, MapData, MapError, PerCpuArray, RingBuf},
+    programs::{BtfTracePoint, ProgramError},
+};
+use caps::{CapSet, Capability};
+use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
+use thiserror::Error;
+use tracer_common::{
+    config::Config,
+    filter::FilterProgram,
+    ledger::{COUNTERS, Counter},
+    packet::TunnelPorts,
+};
+use zerocopy::IntoBytes as _;
+
+use crate::{
+    kernel::{
+        btf::{Btf, BtfError},
+        drop_reasons::DropReasons,
+        features::Features,
+        symbols::Symbols,
+    },
+    probes::{PROBES, Probe},
+    record::{BlindSpot, Hook, HookState, Ledger},
+    source::ring::Ring,
+};
+
+/// The kernel half, as built by this crate's build script.
+static OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/tracer-ebpf"));
+
+/// How many events of an established TCP flow are handed over unless `--all-packets` asks for all.
+pub const BUDGET: u32 = 64;
+
+/// How much the ring holds unless the user chooses.
+pub const RING_BYTES: u32 = 8 << 20;
+
+/// The kernel's limit for the ring on every machine (`RINGBUF_MAX_DATA_SZ` is larger, and no run needs it).
+const RING_BYTES_MAX: u32 = 1 << 30;
+
+/// What to attach, and what to look for.
+#[derive(Clone, Debug)]
+pub struct AttachOptions {
+    /// Which flows.
+    pub filter: FilterProgram,
+    /// Inode numbers of the namespaces to watch; `None` for all. What has no namespace is seen in any case.
+    pub netns: Option<Vec<u32>>,
+    /// The size of the ring; rounded up to what the kernel takes, a power of two of at least a page.
+    pub ring_bytes: u32,
+    /// Events of an established TCP flow before the rest is held back; 0 for all.
+    pub budget: u32,
+}
+
+impl Default for AttachOptions {
+    fn default() -> Self {
+        Self {
+            filter: FilterProgram::ALL,
+            netns: None,
+            ring_bytes: RING_BYTES,
+            budget: BUDGET,
+        }
+    }
+}
+
+/// Why nothing could be attached.
+#[derive(Debug, Error)]
+pub enum AttachError {
+    /// The kernel does not describe its types.
+    #[error(
+        "this kernel has no usable type information (BTF), without which tracer cannot read its packets: {0}; \
+         a kernel built with CONFIG_DEBUG_INFO_BTF=y has it"
+    )]
+    NoBtf(#[from] BtfError),
+    /// The kernel refused the programs or maps for lack of privilege.
+    #[error("the kernel does not let this user trace it: {}", advice(.missing))]
+    NotPermitted {
+        /// The capabilities that this process lacks.
+        missing: Vec<&'static str>,
+    },
+    /// None of the hooks could be attached.
+    #[error("no hook could be attached; the first that failed, {hook}, did so because {reason}")]
+    NoHooks {
+        /// The hook.
+        hook: String,
+        /// Why.
+        reason: String,
+    },
+    /// More namespaces than the set holds, or another map that refused its contents.
+    #[error("cannot fill the map {map}: {source}")]
+    Map {
+        /// The map.
+        map: &'static str,
+        /// Why.
+        source: MapError,
+    },
+    /// The object could not be loaded.
+    #[error("the kernel refused tracer's maps: {0}")]
+    Load(#[from] EbpfError),
+    /// A thread of this process could not do its part.
+    #[error("cannot prepare: {0}")]
+    Io(#[from] io::Error),
+}
+
+fn advice(missing: &[&str]) -> String {
+    if missing.is_empty() {
+        "a security policy (lockdown, an LSM, a container's seccomp profile) forbids bpf(); run tracer on the \
+         node itself, not in a container"
+            .to_owned()
+    } else {
+        format!("run it with sudo, or give it {}", missing.join(", "))
+    }
+}
+
+/// A running trace. Dropping it detaches everything.
+pub struct Attached {
+    /// Every hook that this kernel offers or lacks.
+    pub hooks: Vec<Hook>,
+    /// What follows from those that are not attached.
+    pub blind_spots: Vec<BlindSpot>,
+    /// What the hooks report.
+    pub ring: Ring,
+    /// What can be asked and told while they run.
+    pub control: Control,
+}
+
+impl Attached {
+    /// How many hooks are attached, and how many this kernel offers.
+    pub fn count(&self) -> (usize, usize) {
+        let with = |state| self.hooks.iter().filter(|hook| hook.state == state).count();
+        let attached = with(HookState::Attached);
+        (attached, attached + with(HookState::Failed))
+    }
+}
+
+/// Holds the programs. Reading the ledger and replacing the tunnel ports needs no capability from Linux 5.19 on,
+/// and `CAP_BPF` before.
+pub struct Control {
+    /// Programs and links live as long as this.
+    _programs: Ebpf,
+    ledger: PerCpuArray<MapData, u64>,
+    tunnel_ports: Array<MapData, [u8; size_of::<TunnelPorts>()]>,
+    /// `/proc/self/fdinfo` of each program, opened while that is allowed.
+    program_info: Vec<File>,
+}
+
+impl Control {
+    /// What was lost so far, as of `time_ns` (CLOCK_MONOTONIC).
+    pub fn ledger(&mut self, ring: &Ring, time_ns: u64) -> Result<Ledger, LedgerError> {
+        let mut sums = [0u64; COUNTERS as usize];
+        for (index, sum) in (0..COUNTERS).zip(&mut sums) {
+            *sum = self.ledger.get(&index, 0)?.iter().sum();
+        }
+        let of = |counter: Counter| sums[counter as usize];
+        let mut missed = of(Counter::Unreadable);
+        for file in &mut self.program_info {
+            missed += recursion_misses(file)?;
+        }
+        Ok(Ledger {
+            time_ns,
+            emitted: of(Counter::Emitted),
+            delivered: ring.delivered(),
+            ring_full: of(Counter::RingFull),
+            missed,
+            undecodable: ring.undecodable(),
+            rate_limited: of(Counter::RateLimited),
+            table_full: of(Counter::TableFull),
+        })
+    }
+
+    /// Declares the UDP ports that tunnels listen on, in place of those declared before.
+    pub fn set_tunnel_ports(&mut self, ports: &TunnelPorts) -> Result<(), MapError> {
+        let mut bytes = [0; size_of::<TunnelPorts>()];
+        bytes.copy_from_slice(ports.as_bytes());
+        self.tunnel_ports.set(0, bytes, 0)
+    }
+}
+
+/// Why the ledger could not be read. Without it nothing may be inferred.
+#[derive(Debug, Error)]
+pub enum LedgerError {
+    /// The counters.
+    #[error("cannot read the loss counters: {0}")]
+    Counters(#[from] MapError),
+    /// The programs' own statistics.
+    #[error("cannot read the programs' statistics: {0}")]
+    Programs(#[from] io::Error),
+}
+
+/// Loads and attaches everything.
+pub fn attach(options: &AttachOptions) -> Result<Attached, AttachError> {
+    // Kernels before 5.11 count maps against this limit; later ones do not care, and nor do we.
+    let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
+
+    // Three files of several megabytes are read and parsed: by us, for the symbols, and once more by the library.
+    let (btf, symbols, mut loader) = thread::scope(|scope| {
+        let symbols = scope.spawn(|| Symbols::of_kernel().unwrap_or_default());
+        let btf = Btf::of_kernel();
+        let loader = EbpfLoader::new();
+        let symbols = symbols.join().unwrap_or_default();
+        (btf, symbols, loader)
+    });
+    let btf = btf?;
+    let symbols = Arc::new(symbols);
+    let features = Features::of(&btf, &symbols);
+
+    let ring_bytes = options
+        .ring_bytes
+        .clamp(page_bytes()?, RING_BYTES_MAX)
+        .next_power_of_two();
+    let config = config(options, &features, ring_bytes);
+    let mut ebpf = loader
+        // No program relocates against the kernel's types: `Features` has done that.
+        .btf(None)
+        .verifier_log_level(VerifierLogLevel::STATS)
+        .override_global("CONFIG", config.as_bytes(), true)
+        .override_global("FILTER", options.filter.as_bytes(), true)
+        .map_max_entries("EVENTS", ring_bytes)
+        .map_max_entries("NETNS_SET", netns_entries(options))
+        .load(OBJECT)
+        .map_err(explain_load)?;
+
+    if let Some(inums) = &options.netns {
+        fill_netns_set(&mut ebpf, inums)?;
+    }
+    let ring = RingBuf::try_from(take(&mut ebpf, "EVENTS")?).map_err(in_map("EVENTS"))?;
+    let ledger = PerCpuArray::try_from(take(&mut ebpf, "LEDGER")?).map_err(in_map("LEDGER"))?;
+    let tunnel_ports =
+        Array::try_from(take(&mut ebpf, "TUNNEL_PORTS")?).map_err(in_map("TUNNEL_PORTS"))?;
+
+    let mut hooks = Vec::new();
+    let mut blind_spots = Vec::new();
+    let mut program_info = Vec::new();
+    let names: Vec<&str> = PROBES.iter().map(|probe| probe.tracepoint).collect();
+    // The library wants the kernel's BTF for a number that we already know.
+    let excerpt = aya::Btf::parse(&btf.excerpt(&names), Endianness::default())
+        .map_err(|error| io::Error::other(error.to_string()))?;
+    for probe in PROBES {
+        let (state, reason) = match hook(&mut ebpf, probe, &btf, &excerpt, &features) {
+            Ok(info) => {
+                program_info.push(info);
+                (HookState::Attached, None)
+            }
+            Err((state, reason)) => {
+                let spot = BlindSpot {
+                    code: probe.without.code.to_owned(),
+                    summary: probe.without.summary.to_owned(),
+                };
+                if !blind_spots.contains(&spot) {
+                    blind_spots.push(spot);
+                }
+                (state, Some(reason))
+            }
+        };
+        hooks.push(Hook {
+            name: probe.tracepoint.to_owned(),
+            kind: "tp_btf".to_owned(),
+            state,
+            reason,
+        });
+    }
+    blind_spots.extend(general_blind_spots(&features, &symbols));
+    if program_info.is_empty() {
+        return Err(no_hooks(&hooks));
+    }
+    Ok(Attached {
+        hooks,
+        blind_spots,
+        ring: Ring::new(ring, symbols, DropReasons::of(&btf)),
+        control: Control {
+            _programs: ebpf,
+            ledger,
+            tunnel_ports,
+            program_info,
+        },
+    })
+}
+
+/// What is frozen into the programs.
+fn config(options: &AttachOptions, features: &Features, ring_bytes: u32) -> Config {
+    let consumer = features.consumer.clone().unwrap_or_default();
+    Config {
+        consume_start: consumer.start,
+        consume_end: consumer.end,
+        flow_seed: RandomState::new().hash_one(ring_bytes),
+        offsets: features.offsets,
+        reason_not_dropped: features.reason_not_dropped,
+        reason_consumed: features.reason_consumed,
+        budget: options.budget,
+        netns_restricted: u32::from(options.netns.is_some()),
+        wakeup_bytes: ring_bytes / 2,
+        reserved: 0,
+    }
+}
+
+/// Loads and attaches one program, and opens what the kernel tells of it.
+fn hook(
+    ebpf: &mut Ebpf,
+    probe: &Probe,
+    btf: &Btf,
+    excerpt: &aya::Btf,
+    features: &Features,
+) -> Result<File, (HookState, String)> {
+    let name = probe.tracepoint;
+    if btf.tracepoint(name).is_none() {
+        return Err((
+            HookState::Absent,
+            format!("this kernel has no tracepoint {name}"),
+        ));
+    }
+    if let Some(refusal) = (probe.refusal)(features) {
+        return Err(refusal);
+    }
+    let program = (probe.program)(features);
+    let attach = |ebpf: &mut Ebpf| -> Result<File, String> {
+        let program: &mut BtfTracePoint = ebpf
+            .program_mut(program)
+            .ok_or_else(|| format!("the kernel half has no program {program}"))?
+            .try_into()
+            .map_err(|error| explain_program(&error))?;
+        program
+            .load(name, excerpt)
+            .map_err(|error| explain_program(&error))?;
+        program.attach().map_err(|error| explain_program(&error))?;
+        let fd = program.fd().map_err(|error| explain_program(&error))?;
+        let info = format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd());
+        File::open(&info).map_err(|error| format!("cannot read {info}: {error}"))
+    };
+    attach(ebpf).map_err(|reason| (HookState::Failed, reason))
+}
+
+/// A refusal in one line: the last thing that the verifier said, else the error itself.
+fn explain_program(error: &ProgramError) -> String {
+    if let ProgramError::LoadError {
+        io_error,
+        verifier_log,
+    } = error
+    {
+        let log = verifier_log.to_string();
+        let statistics = |line: &&str| {
+            ["processed ", "stack depth ", "verification time "]
+                .iter()
+                .any(|start| line.starts_with(start))
+                || line.trim().is_empty()
+        };
+        return match log.lines().rev().find(|line| !statistics(line)) {
+            Some(line) => format!("the kernel refused the program: {io_error} ({line})"),
+            None => format!("the kernel refused the program: {io_error}"),
+        };
+    }
+    chain(error)
+}
+
+/// An error with its causes in one line.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+/// Tells a lack of privilege from everything else.
+fn explain_load(error: EbpfError) -> AttachError {
+    let mut cause: Option<&dyn Error> = Some(&error);
+    while let Some(error) = cause {
+        let refused = error
+            .downcast_ref::<io::Error>()
+            .is_some_and(|error| error.kind() == io::ErrorKind::PermissionDenied);
+        if refused {
+            return AttachError::NotPermitted {
+                missing: missing_capabilities(),
+            };
+        }
+        cause = error.source();
+    }
+    AttachError::Load(error)
+}
+
+/// What tracing needs (`bpf_check_attach_target`, `bpf_prog_load`) and this process lacks.
+fn missing_capabilities() -> Vec<&'static str> {
+    let Ok(effective) = caps::read(None, CapSet::Effective) else {
+        return Vec::new();
+    };
+    if effective.contains(&Capability::CAP_SYS_ADMIN) {
+        return Vec::new();
+    }
+    [
+        (Capability::CAP_BPF, "CAP_BPF"),
+        (Capability::CAP_PERFMON, "CAP_PERFMON"),
+    ]
+    .into_iter()
+    .filter(|(capability, _)| !effective.contains(capability))
+    .map(|(_, name)| name)
+    .collect()
+}
+
+fn no_hooks(hooks: &[Hook]) -> AttachError {
+    let failed = hooks.iter().find(|hook| hook.reason.is_some());
+    AttachError::NoHooks {
+        hook: failed.map(|hook| hook.name.clone()).unwrap_or_default(),
+        reason: failed
+            .and_then(|hook| hook.reason.clone())
+            .unwrap_or_default(),
+    }
+}
+
+/// What is missed although its hook is attached.
+fn general_blind_spots(features: &Features, symbols: &Symbols) -> Vec<BlindSpot> {
+    let mut spots = Vec::new();
+    let mut add = |code: &str, summary: String| {
+        spots.push(BlindSpot {
+            code: code.to_owned(),
+            summary,
+        });
+    };
+    if symbols.is_empty() {
+        add(
+            "symbols_hidden",
+            "the kernel hides its addresses, so the function that dropped a packet cannot be named"
+                .to_owned(),
+        );
+    }
+    if let Some(field) = features.lacks_netns_field() {
+        add(
+            "netns_unknown",
+            format!(
+                "this kernel's type information lacks {field}: namespaces and devices are not told apart"
+            ),
+        );
+    }
+    if !features.drop_has_reason {
+        add(
+            "drop_reason_unknown",
+            "this kernel does not say why it drops a packet, only where".to_owned(),
+        );
+    }
+    spots
+}
+
+/// The set's size; a map cannot have none.
+fn netns_entries(options: &AttachOptions) -> u32 {
+    let inums = options.netns.as_ref().map_or(0, Vec::len);
+    u32::try_from(inums).unwrap_or(u32::MAX).max(1)
+}
+
+fn fill_netns_set(ebpf: &mut Ebpf, inums: &[u32]) -> Result<(), AttachError> {
+    let mut set: HashMap<MapData, u32, u8> =
+        HashMap::try_from(take(ebpf, "NETNS_SET")?).map_err(in_map("NETNS_SET"))?;
+    for inum in inums {
+        set.insert(inum, 1, 0).map_err(in_map("NETNS_SET"))?;
+    }
+    Ok(())
+}
+
+fn take(ebpf: &mut Ebpf, map: &'static str) -> Result<aya::maps::Map, AttachError> {
+    ebpf.take_map(map).ok_or_else(|| {
+        in_map(map)(MapError::InvalidName {
+            name: map.to_owned(),
+        })
+    })
+}
+
+fn in_map(map: &'static str) -> impl Fn(MapError) -> AttachError {
+    move |source| AttachError::Map { map, source }
+}
+
+/// How often the kernel skipped a program because it was running already; kernels before 5.12 do not count it.
+fn recursion_misses(info: &mut File) -> io::Result<u64> {
+    let mut text = String::new();
+    info.seek(SeekFrom::Start(0))?;
+    info.read_to_string(&mut text)?;
+    let misses = text
+        .lines()
+        .find_map(|line| line.strip_prefix("recursion_misses:"))
+        .and_then(|number| number.trim().parse().ok());
+    Ok(misses.unwrap_or(0))
+}
+
+fn page_bytes() -> io::Result<u32> {
+    let bytes = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE)?;
+    bytes
+        .and_then(|bytes| u32::try_from(bytes).ok())
+        .ok_or_else(|| io::Error::other("the size of a page is unknown"))
+}
