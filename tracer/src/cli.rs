@@ -274,7 +274,7 @@ mod tests {
             &[][..],
             &["trace", "--for", "soon"],
             &["trace", "--pods"],
-            &["trace", "--format", "html"],
+            &["trace", "--format", "pdf"],
             &["trace", "--hooks", "full"],
             &["report"],
             &["demo", "other"],

@@ -238,9 +238,100 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
     use std::time::Duration;
 
-    use super::{duration, parse_duration};
+    use clap::Parser;
+
+    use super::{ConfigError, ReportSink, TraceConfig, duration, parse_duration};
+    use crate::cli::{Cli, Command, ReportOutput};
+    use crate::report::Format;
+
+    fn config(arguments: &[&str]) -> Result<TraceConfig, ConfigError> {
+        let Command::Trace(args) =
+            Cli::parse_from(["tracer", "trace"].iter().chain(arguments)).command
+        else {
+            panic!("not trace")
+        };
+        TraceConfig::new(*args, arguments.iter().map(ToString::to_string).collect())
+    }
+
+    #[track_caller]
+    fn usage(arguments: &[&str], sentence: &str) {
+        match config(arguments) {
+            Err(ConfigError::Usage(said)) => assert_eq!(said, sentence),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_together_is_a_usage_error() {
+        usage(
+            &["--capture", "a.json"],
+            "--capture: the name must end in .jsonl or .jsonl.zst",
+        );
+        usage(
+            &["--capture", "a.jsonl", "--output", "a.jsonl"],
+            "--capture and --output name the same file",
+        );
+        usage(
+            &["--events", "--format", "json"],
+            "--events prints on standard output, where the report would not be alone: add --output FILE",
+        );
+        usage(
+            &["--ring-bytes", "5000"],
+            "--ring-bytes 5000: not a power of two of at least 4096",
+        );
+        assert!(
+            !Path::new("a.jsonl").exists(),
+            "nothing may be created before all is checked"
+        );
+    }
+
+    #[test]
+    fn files_are_open_before_anything_is_traced() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = |name: &str| directory.path().join(name).to_string_lossy().into_owned();
+        let made = config(&[
+            "--output",
+            &path("a.json"),
+            "--format",
+            "json",
+            "--capture",
+            &path("a.jsonl.zst"),
+            "--events",
+        ])
+        .expect("all of it can be written");
+        assert!(made.capture.is_some() && made.events.is_some());
+        assert!(Path::new(&path("a.json")).exists() && Path::new(&path("a.jsonl.zst")).exists());
+
+        for option in ["--output", "--capture"] {
+            match config(&[option, &path("missing/a.jsonl")]) {
+                Err(error @ ConfigError::Output { .. }) => {
+                    assert_eq!(
+                        error.to_string(),
+                        format!("cannot write {}", path("missing/a.jsonl"))
+                    );
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_disk_is_told() {
+        let sink = ReportSink::open(ReportOutput {
+            format: Format::Text,
+            output: Some("/dev/full".into()),
+        });
+        let report = crate::report::tests::samples::report(Vec::new());
+        match sink.expect("it opens").write(&report) {
+            Err(ConfigError::Output { source, .. }) => {
+                assert_eq!(source.kind(), std::io::ErrorKind::StorageFull);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
 
     #[test]
     fn durations() {

@@ -5,6 +5,7 @@
 
 mod build;
 mod flow;
+mod html;
 mod json;
 mod markdown;
 mod schema;
@@ -14,7 +15,7 @@ mod time;
 mod verdict;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -47,6 +48,8 @@ pub enum Format {
     Json,
     /// For a post-mortem
     Markdown,
+    /// For a ticket: one page that needs nothing else
+    Html,
 }
 
 /// Writes a report. `style` matters to [`Format::Text`] only.
@@ -60,6 +63,7 @@ pub fn write(
         Format::Text => text::write(report, style, output),
         Format::Json => json::write(report, output),
         Format::Markdown => markdown::write(report, output),
+        Format::Html => html::write(report, output),
     }
 }
 

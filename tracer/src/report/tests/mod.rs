@@ -1,6 +1,6 @@
 //! Golden reports: what a person sees.
 
-mod samples;
+pub(crate) mod samples;
 
 use samples::{
     answered, answered_late, dropped_in_output, flow, inconclusive, lost_in_underlay, refused,
@@ -31,6 +31,10 @@ fn lost_in_the_underlay() {
     insta::assert_snapshot!(
         "lost_in_the_underlay_markdown",
         rendered(&report, Format::Markdown, Style::PLAIN)
+    );
+    insta::assert_snapshot!(
+        "lost_in_the_underlay_html",
+        rendered(&report, Format::Html, Style::PLAIN)
     );
     insta::assert_snapshot!(
         "lost_in_the_underlay_json",
@@ -125,7 +129,7 @@ fn a_name_cannot_write_into_the_report() {
     let honest = lines(&text(&super::tests::report(vec![lost_in_underlay()])));
     report.node.hostname = evil.to_owned();
     report.observer.blind_spots[0].summary = evil.to_owned();
-    for format in [Format::Text, Format::Markdown, Format::Json] {
+    for format in [Format::Text, Format::Markdown, Format::Json, Format::Html] {
         let output = rendered(&report, format, Style::PLAIN);
         let harmful: Vec<char> = output
             .chars()
@@ -133,6 +137,9 @@ fn a_name_cannot_write_into_the_report() {
             .collect();
         assert_eq!(harmful, [], "{format:?}");
         assert!(!output.contains("\nproven"), "{format:?}");
+        if format == Format::Html {
+            assert!(!output.contains("<b>"));
+        }
     }
     assert!(
         lines(&text(&report)) <= honest + 6,

@@ -19,7 +19,7 @@ fn ip(last: [u8; 4]) -> IpAddr {
     IpAddr::V4(Ipv4Addr::from(last))
 }
 
-pub(super) fn report(flows: Vec<Flow>) -> Report {
+pub(crate) fn report(flows: Vec<Flow>) -> Report {
     let hook = |name: &str, state, reason: Option<&str>| Hook {
         name: name.to_owned(),
         kind: "tp_btf".to_owned(),
