@@ -462,8 +462,10 @@ fn netns_entries(options: &AttachOptions) -> u32 {
 }
 
 fn fill_netns_set(ebpf: &mut Ebpf, inums: &[u32]) -> Result<(), AttachError> {
-    let mut set: HashMap<MapData, u32, u8> =
-        HashMap::try_from(take(ebpf, "NETNS_SET")?).map_err(in_map("NETNS_SET"))?;
+    // Borrowed, not taken: the programs still have to be loaded with it.
+    let map = ebpf.map_mut("NETNS_SET").ok_or_else(|| absent("NETNS_SET"))?;
+    let mut set: HashMap<&mut MapData, u32, u8> =
+        HashMap::try_from(map).map_err(in_map("NETNS_SET"))?;
     for inum in inums {
         set.insert(inum, 1, 0).map_err(in_map("NETNS_SET"))?;
     }
@@ -471,10 +473,12 @@ fn fill_netns_set(ebpf: &mut Ebpf, inums: &[u32]) -> Result<(), AttachError> {
 }
 
 fn take(ebpf: &mut Ebpf, map: &'static str) -> Result<aya::maps::Map, AttachError> {
-    ebpf.take_map(map).ok_or_else(|| {
-        in_map(map)(MapError::InvalidName {
-            name: map.to_owned(),
-        })
+    ebpf.take_map(map).ok_or_else(|| absent(map))
+}
+
+fn absent(map: &'static str) -> AttachError {
+    in_map(map)(MapError::InvalidName {
+        name: map.to_owned(),
     })
 }
 
