@@ -183,10 +183,10 @@ pub struct SocketRecord {
     pub old_state: u8,
     /// The TCP state now, or 0 where the hook has none.
     pub new_state: u8,
-    /// The thread group that ran when the event fired; the socket's owner only where `new_state` is `TCP_SYN_SENT`.
+    /// The thread group that opened the socket with `connect` or `listen`, or 0.
     pub pid: u32,
-    /// 1 where `pid` and `comm` were read in the context of the socket's own system call, else 0.
-    pub in_owner_context: u32,
+    /// 1 where the socket was opened while the trace ran, so that `pid` and `comm` are known, else 0.
+    pub owner_known: u32,
     /// The name of that process, NUL-padded.
     pub comm: [u8; COMM_LEN],
 }

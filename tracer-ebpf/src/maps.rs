@@ -9,7 +9,7 @@ use tracer_common::{
     packet::TunnelPorts,
 };
 
-use crate::emit::Scratch;
+use crate::{emit::Scratch, socket::Owner};
 
 /// How many hooks can run inside each other on one CPU: in a task, in a softirq and in a hard interrupt.
 pub const SCRATCH_SLOTS: u32 = 3;
@@ -19,6 +19,9 @@ const FLOWS_MAX: u32 = 65_536;
 
 /// Namespaces that one run can be restricted to.
 const NETNS_MAX: u32 = 4096;
+
+/// Sockets whose owner is remembered.
+const OWNERS_MAX: u32 = 16_384;
 
 /// The records; userspace chooses the size.
 #[map]
@@ -39,6 +42,10 @@ pub static NETNS_SET: HashMap<u32, u8> = HashMap::with_max_entries(NETNS_MAX, 0)
 /// Events handed over by flow.
 #[map]
 pub static FLOWS: LruHashMap<u64, u32> = LruHashMap::with_max_entries(FLOWS_MAX, 0);
+
+/// Who opened a socket, by its address, until it is closed.
+#[map]
+pub static OWNERS: LruHashMap<u64, Owner> = LruHashMap::with_max_entries(OWNERS_MAX, 0);
 
 /// The UDP ports that tunnels listen on; userspace may replace them at any time.
 #[map]

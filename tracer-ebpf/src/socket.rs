@@ -5,6 +5,7 @@ use core::ffi::c_void;
 use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid};
 use tracer_common::{
     event::{COMM_LEN, Kind, SocketRecord},
+    ledger::Counter,
     packet::{FLAG_PORTS, FLAG_TRANSPORT, IpProto, Layer, Packet, Status, Tunnel},
 };
 
@@ -12,6 +13,7 @@ use crate::{
     config::config,
     emit::{emit, header, with_scratch},
     filter::{selects, watches},
+    maps::{OWNERS, count},
     skb::{Place, load, load_pointer},
 };
 
@@ -19,6 +21,7 @@ const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
 
 const TCP_SYN_SENT: u8 = 2;
+const TCP_CLOSE: u8 = 7;
 const TCP_LISTEN: u8 = 10;
 
 /// The second half of an IPv4-mapped address up to its IPv4 part: `::ffff:0:0/96`.
@@ -47,6 +50,11 @@ impl Sock {
     /// Whether there is one.
     pub fn is_null(self) -> bool {
         self.0.is_null()
+    }
+
+    /// Its address, which names it until it is closed.
+    pub fn address_of(self) -> u64 {
+        self.0 as u64
     }
 
     /// Whether it is a TCP socket; only for a full socket.
@@ -130,38 +138,86 @@ pub fn receiver(layer: &Layer) -> Ends {
     }
 }
 
+/// Who opened a socket.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Owner {
+    pid: u32,
+    comm: [u8; COMM_LEN],
+}
+
+impl Owner {
+    const NOBODY: Self = Self {
+        pid: 0,
+        comm: [0; COMM_LEN],
+    };
+
+    #[inline(always)]
+    fn current() -> Self {
+        Self {
+            pid: (bpf_get_current_pid_tgid() >> 32) as u32,
+            comm: bpf_get_current_comm().unwrap_or([0; COMM_LEN]),
+        }
+    }
+}
+
+/// What a socket said.
+pub struct Statement {
+    pub kind: Kind,
+    pub place: Place,
+    pub ends: Ends,
+    pub old_state: u8,
+    pub new_state: u8,
+    /// The socket whose owner it is, or 0.
+    pub owned: u64,
+}
+
 /// Reports what a socket said, if the filter selects its flow.
 #[inline(always)]
-pub fn report(kind: Kind, place: &Place, ends: &Ends, old_state: u8, new_state: u8) {
-    if !watches(place) {
-        return;
+pub fn report(statement: &Statement) {
+    let &Statement {
+        kind,
+        ref place,
+        ref ends,
+        old_state,
+        new_state,
+        owned,
+    } = statement;
+    let changes_state = matches!(kind, Kind::SockState);
+    // These states are entered in the owner's own connect() and listen(), the first before the socket has a local
+    // port: so the owner is remembered, and told with whatever the socket says later.
+    let opens = changes_state && (new_state == TCP_SYN_SENT || new_state == TCP_LISTEN);
+    if opens && OWNERS.insert(owned, Owner::current(), 0).is_err() {
+        count(Counter::TableFull);
     }
-    with_scratch(|scratch| {
-        as_packet(ends, &mut scratch.packet);
-        if !selects(&scratch.packet) {
-            return;
-        }
-        // These states are entered in the owner's own connect() and listen().
-        let in_owner_context = matches!(kind, Kind::SockState)
-            && (new_state == TCP_SYN_SENT || new_state == TCP_LISTEN);
-        emit(&SocketRecord {
-            header: header(kind, place),
-            local_addr: ends.local_addr,
-            remote_addr: ends.remote_addr,
-            local_port: ends.local_port,
-            remote_port: ends.remote_port,
-            family: ends.family,
-            old_state,
-            new_state,
-            pid: (bpf_get_current_pid_tgid() >> 32) as u32,
-            in_owner_context: u32::from(in_owner_context),
-            comm: if in_owner_context {
-                bpf_get_current_comm().unwrap_or([0; COMM_LEN])
-            } else {
-                [0; COMM_LEN]
-            },
+    if watches(place) {
+        with_scratch(|scratch| {
+            as_packet(ends, &mut scratch.packet);
+            if !selects(&scratch.packet) {
+                return;
+            }
+            // SAFETY: the value is copied at once.
+            let owner = unsafe { OWNERS.get(owned) }.copied();
+            let Owner { pid, comm } = owner.unwrap_or(Owner::NOBODY);
+            emit(&SocketRecord {
+                header: header(kind, place),
+                local_addr: ends.local_addr,
+                remote_addr: ends.remote_addr,
+                local_port: ends.local_port,
+                remote_port: ends.remote_port,
+                family: ends.family,
+                old_state,
+                new_state,
+                pid,
+                owner_known: u32::from(owner.is_some()),
+                comm,
+            });
         });
-    });
+    }
+    if changes_state && new_state == TCP_CLOSE {
+        // Absent where the socket was open already when the trace began.
+        let _ = OWNERS.remove(owned);
+    }
 }
 
 /// The packet that this socket would send, as far as a filter looks at it.

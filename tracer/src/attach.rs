@@ -463,7 +463,9 @@ fn netns_entries(options: &AttachOptions) -> u32 {
 
 fn fill_netns_set(ebpf: &mut Ebpf, inums: &[u32]) -> Result<(), AttachError> {
     // Borrowed, not taken: the programs still have to be loaded with it.
-    let map = ebpf.map_mut("NETNS_SET").ok_or_else(|| absent("NETNS_SET"))?;
+    let map = ebpf
+        .map_mut("NETNS_SET")
+        .ok_or_else(|| absent("NETNS_SET"))?;
     let mut set: HashMap<&mut MapData, u32, u8> =
         HashMap::try_from(map).map_err(in_map("NETNS_SET"))?;
     for inum in inums {

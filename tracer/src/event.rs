@@ -219,7 +219,7 @@ pub struct Socket {
     /// The TCP state now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub new_state: Option<TcpState>,
-    /// Who owns it, where the event fired inside the owner's own system call.
+    /// Who opened it with `connect` or `listen`, where that was seen. A listener's requests are its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<Process>,
 }

@@ -9,7 +9,7 @@ use crate::{
     emit::with_scratch,
     filter::parse_window,
     skb::SkBuff,
-    socket::{Sock, receiver, report},
+    socket::{Sock, Statement, receiver, report},
 };
 
 /// `inet_sock_set_state(sk, oldstate, newstate)`
@@ -18,13 +18,14 @@ pub fn tracer_state(ctx: BtfTracePointContext) -> i32 {
     let sock = Sock::new(ctx.arg::<*const c_void>(0));
     if sock.is_tcp() {
         let (old, new): (i32, i32) = (ctx.arg(1), ctx.arg(2));
-        report(
-            Kind::SockState,
-            &sock.place(),
-            &sock.ends(),
-            old as u8,
-            new as u8,
-        );
+        report(&Statement {
+            kind: Kind::SockState,
+            place: sock.place(),
+            ends: sock.ends(),
+            old_state: old as u8,
+            new_state: new as u8,
+            owned: sock.address_of(),
+        });
     }
     0
 }
@@ -32,24 +33,25 @@ pub fn tracer_state(ctx: BtfTracePointContext) -> i32 {
 /// `tcp_retransmit_skb(sk, skb, …)`
 #[btf_tracepoint(function = "tcp_retransmit_skb")]
 pub fn tracer_rtx(ctx: BtfTracePointContext) -> i32 {
-    now(Kind::RetransmitSkb, Sock::new(ctx.arg::<*const c_void>(0)));
+    let sock = Sock::new(ctx.arg::<*const c_void>(0));
+    now(Kind::RetransmitSkb, sock, sock);
     0
 }
 
-/// `tcp_retransmit_synack(sk, req)`: the request socket has the ends, `sk` is the listener.
+/// `tcp_retransmit_synack(sk, req)`: the request socket has the ends, the listener `sk` has the owner.
 #[btf_tracepoint(function = "tcp_retransmit_synack")]
 pub fn tracer_rtx_sa(ctx: BtfTracePointContext) -> i32 {
-    now(
-        Kind::RetransmitSynack,
-        Sock::new(ctx.arg::<*const c_void>(1)),
-    );
+    let listener = Sock::new(ctx.arg::<*const c_void>(0));
+    let request = Sock::new(ctx.arg::<*const c_void>(1));
+    now(Kind::RetransmitSynack, request, listener);
     0
 }
 
 /// `tcp_receive_reset(sk)`
 #[btf_tracepoint(function = "tcp_receive_reset")]
 pub fn tracer_rst_in(ctx: BtfTracePointContext) -> i32 {
-    now(Kind::ResetReceived, Sock::new(ctx.arg::<*const c_void>(0)));
+    let sock = Sock::new(ctx.arg::<*const c_void>(0));
+    now(Kind::ResetReceived, sock, sock);
     0
 }
 
@@ -58,7 +60,7 @@ pub fn tracer_rst_in(ctx: BtfTracePointContext) -> i32 {
 pub fn tracer_rst_out(ctx: BtfTracePointContext) -> i32 {
     let sock = Sock::new(ctx.arg::<*const c_void>(0));
     if !sock.is_null() {
-        now(Kind::ResetSent, sock);
+        now(Kind::ResetSent, sock, sock);
         return 0;
     }
     let skb = SkBuff::new(ctx.arg::<*const c_void>(1));
@@ -75,12 +77,27 @@ pub fn tracer_rst_out(ctx: BtfTracePointContext) -> i32 {
         }
     });
     if let Some(ends) = ends {
-        report(Kind::ResetSent, &skb.place(), &ends, 0, 0);
+        report(&Statement {
+            kind: Kind::ResetSent,
+            place: skb.place(),
+            ends,
+            old_state: 0,
+            new_state: 0,
+            owned: 0,
+        });
     }
     0
 }
 
+/// Reports what `sock` says in the state that it is in.
 #[inline(always)]
-fn now(kind: Kind, sock: Sock) {
-    report(kind, &sock.place(), &sock.ends(), 0, sock.state());
+fn now(kind: Kind, sock: Sock, owned: Sock) {
+    report(&Statement {
+        kind,
+        place: sock.place(),
+        ends: sock.ends(),
+        old_state: 0,
+        new_state: sock.state(),
+        owned: owned.address_of(),
+    });
 }

@@ -217,7 +217,7 @@ fn socket(hook: SocketHook, record: &[u8]) -> Option<What> {
             remote_port: record.remote_port,
             old_state: TcpState::from_number(record.old_state),
             new_state: TcpState::from_number(record.new_state),
-            process: (record.in_owner_context == 1).then(|| Process {
+            process: (record.owner_known == 1).then(|| Process {
                 pid: record.pid,
                 comm: comm(&record.comm),
             }),

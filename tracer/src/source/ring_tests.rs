@@ -83,7 +83,7 @@ fn socket_record(family: u16, owner: u32) -> Vec<u8> {
         old_state: 7,
         new_state: 2,
         pid: 4242,
-        in_owner_context: owner,
+        owner_known: owner,
         comm,
     }
     .as_bytes()
