@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use super::path::{self, netns};
 use super::{Item, Row, Section, Tone};
 use crate::report::{
-    At, Cause, Confidence, Endpoint, Evidence, Flow, Hop, Leg, Loss, PacketKind, Side, Stage, Time,
-    Tuple, VerdictCode,
+    At, Cause, CauseCode, Confidence, Endpoint, Evidence, Flow, Hop, Leg, Loss, PacketKind, Side,
+    Stage, Time, Tuple, VerdictCode,
 };
 
 /// Pieces of evidence, losses or translations that are shown for a flow.
@@ -119,10 +119,10 @@ fn legs(flow: &Flow) -> Vec<Row> {
     let mut rows: Vec<Row> = [Some(&flow.request), Some(&flow.reply), flow.ack.as_ref()]
         .into_iter()
         .flatten()
-        .map(leg)
+        .map(|leg| leg_row(flow, leg))
         .collect();
     rows.extend(flow.resets.iter().map(|reset| {
-        let mut row = path::row("RST", &reset.path, reset.count);
+        let mut row = path::row("RST", &reset.path, reset.count, &flow.losses);
         let from = match reset.from {
             Side::Client => "from the client",
             Side::Server => "from the server",
@@ -136,13 +136,13 @@ fn legs(flow: &Flow) -> Vec<Row> {
     rows
 }
 
-fn leg(leg: &Leg) -> Row {
+fn leg_row(flow: &Flow, leg: &Leg) -> Row {
     if leg.kind == PacketKind::Unseen {
         Row::new(leg.kind.name(), "sent before the trace began").toned(Tone::Weak)
     } else if leg.count == 0 {
         Row::new(leg.kind.name(), "never").toned(Tone::Bad)
     } else {
-        path::row(leg.kind.name(), &leg.path, leg.count)
+        path::row(leg.kind.name(), &leg.path, leg.count, &flow.losses)
     }
 }
 
@@ -183,7 +183,11 @@ fn place(flow: &Flow, at: &At) -> Row {
     };
     let died = at.stage == Stage::Drop || at.function.is_some();
     let within = netns(at.netns_name.as_deref(), at.netns).map(|netns| format!(", {netns}"));
-    let label = if died { "died" } else { "last seen" };
+    let label = match flow.verdict.code {
+        VerdictCode::Refused => "refused",
+        _ if died => "died",
+        _ => "last seen",
+    };
     Row::new(
         label,
         timed(at.time, &format!("{what}{}", within.unwrap_or_default())),
@@ -220,32 +224,45 @@ fn cause_rows(cause: &Cause) -> Vec<Row> {
         rows.push(row);
     }
     rows.extend(size(cause));
-    rows.extend(capped(
-        &cause.evidence,
-        "evidence",
-        |evidence| match evidence {
-            Evidence::Event { time, summary } => timed(*time, summary),
-            Evidence::Counter {
-                netns: inum,
-                netns_name,
-                name,
-                before,
-                after,
-            } => {
-                let within =
-                    netns(netns_name.as_deref(), Some(*inum)).map(|netns| format!(" in {netns}"));
-                format!("{name} {before} → {after}{}", within.unwrap_or_default())
-            }
-        },
-    ));
+    let evidence: Vec<&Evidence> = cause
+        .evidence
+        .iter()
+        .filter(|evidence| !repeats_kernel(cause, evidence))
+        .collect();
+    rows.extend(capped(&evidence, "evidence", |evidence| match evidence {
+        Evidence::Event { time, summary } => timed(*time, summary),
+        Evidence::Counter {
+            netns: inum,
+            netns_name,
+            name,
+            before,
+            after,
+        } => {
+            let within =
+                netns(netns_name.as_deref(), Some(*inum)).map(|netns| format!(" in {netns}"));
+            format!("{name} {before} → {after}{}", within.unwrap_or_default())
+        }
+    }));
     rows
+}
+
+/// Whether a piece of evidence is the very event that the `kernel` row has told already.
+fn repeats_kernel(cause: &Cause, evidence: &Evidence) -> bool {
+    match (evidence, &cause.drop_reason, &cause.function) {
+        (Evidence::Event { summary, .. }, Some(reason), Some(function)) => {
+            summary.starts_with(&format!("{reason} in {function}"))
+        }
+        _ => false,
+    }
 }
 
 fn size(cause: &Cause) -> Option<Row> {
     let said = |flag: Option<bool>, yes: &str, no: &str| {
         flag.map(|flag| if flag { yes } else { no }.to_owned())
     };
-    cause.mtu?;
+    if cause.code != CauseCode::Mtu {
+        return None;
+    }
     let parts: Vec<String> = [
         cause.packet_len.map(|len| format!("{len} bytes")),
         cause.mtu.map(|mtu| format!("mtu {mtu}")),

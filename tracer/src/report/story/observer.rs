@@ -161,10 +161,10 @@ fn ledger(report: &Report) -> Row {
         };
         return Row::new("ledger", format!("clean: {lost}, {hooks}"));
     }
-    let lost = if lost.is_empty() {
-        "something was lost".to_owned()
-    } else {
-        lost.join(", ")
+    let lost = match report.window.stopped_by {
+        _ if !lost.is_empty() => lost.join(", "),
+        StoppedBy::Cut => "what came after the cut".to_owned(),
+        _ => "something was lost".to_owned(),
     };
     Row::new("ledger", format!("not clean: {lost}; {hooks}")).toned(Tone::Bad)
 }

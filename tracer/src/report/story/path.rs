@@ -1,7 +1,7 @@
 //! The way of a packet as a row of devices, tunnels and ends.
 
 use super::{Item, Row, Tone};
-use crate::report::{Hop, Stage};
+use crate::report::{Hop, Loss, Stage};
 
 /// A namespace by its name and number.
 pub(super) fn netns(name: Option<&str>, inum: Option<u32>) -> Option<String> {
@@ -13,8 +13,8 @@ pub(super) fn netns(name: Option<&str>, inum: Option<u32>) -> Option<String> {
     }
 }
 
-/// The line of a packet that was seen.
-pub(super) fn row(label: &str, path: &[Hop], count: u64) -> Row {
+/// The line of a packet that was seen. A death that is among the innocent of `losses` is not shown as one.
+pub(super) fn row(label: &str, path: &[Hop], count: u64, losses: &[Loss]) -> Row {
     let mut items = Vec::new();
     let mut before: Option<&Hop> = None;
     for (index, hop) in path.iter().enumerate() {
@@ -30,7 +30,7 @@ pub(super) fn row(label: &str, path: &[Hop], count: u64) -> Row {
         if arrival {
             items.extend(tunnel);
         }
-        items.extend(end(hop));
+        items.extend(end(before, hop, losses));
         before = Some(hop);
     }
     if path.is_empty() {
@@ -68,38 +68,50 @@ fn tunnel_entered(before: Option<&Hop>, hop: &Hop) -> Option<Item> {
 
 /// The device, with its namespace where the packet was not in it a hop before, and the other end of the wire.
 fn device(before: Option<&Hop>, hop: &Hop, arrival: bool, departure: bool) -> Option<Item> {
-    let mut text = hop.device.clone()?;
-    if before.is_none_or(|before| before.netns != hop.netns) {
-        let name = hop
-            .netns_name
-            .clone()
-            .or(hop.netns.map(|inum| inum.to_string()));
-        if let Some(name) = name {
-            text = format!("{text} (netns {name})");
-        }
-    }
+    let name = hop.device.as_deref()?;
+    let netns = netns_entered(before, hop);
     let wire = match hop.outer {
         Some(outer) if arrival => format!(" ← {}", outer.src),
         Some(outer) if departure => format!(" → {}", outer.dst),
         _ => String::new(),
     };
-    text += &wire;
-    Some(Item::new(text, Tone::Plain))
+    Some(Item::new(format!("{name}{netns}{wire}"), Tone::Plain))
 }
 
 /// What happened at a hop beyond passing a device.
-fn end(hop: &Hop) -> Option<Item> {
-    let (text, tone) = match hop.stage {
+fn end(before: Option<&Hop>, hop: &Hop, losses: &[Loss]) -> Option<Item> {
+    let innocent = |loss: &Loss| loss.innocent && loss.time.is_some() && loss.time == hop.time;
+    let (mut text, tone) = match hop.stage {
         Stage::Listener => ("listener ✓".to_owned(), Tone::Good),
         Stage::Socket => ("socket ✓".to_owned(), Tone::Good),
         Stage::Drop => {
             let function = hop.function.as_deref().unwrap_or("the kernel");
-            (format!("✗ {function}"), Tone::Bad)
+            if losses.iter().any(innocent) {
+                (format!("ended in {function}"), Tone::Weak)
+            } else {
+                (format!("✗ {function}"), Tone::Bad)
+            }
         }
         Stage::LocalOut if hop.device.is_none() => ("local stack".to_owned(), Tone::Plain),
         Stage::Forward => ("forwarded".to_owned(), Tone::Weak),
         Stage::Nat => ("translated".to_owned(), Tone::Plain),
         _ => return None,
     };
+    if hop.device.is_none() {
+        text += &netns_entered(before, hop);
+    }
     Some(Item::new(text, tone))
+}
+
+/// The namespace in parentheses, where the packet was not in it a hop before.
+fn netns_entered(before: Option<&Hop>, hop: &Hop) -> String {
+    if before.is_some_and(|before| before.netns == hop.netns) {
+        return String::new();
+    }
+    let name = hop
+        .netns_name
+        .clone()
+        .or(hop.netns.map(|inum| inum.to_string()));
+    name.map(|name| format!(" (netns {name})"))
+        .unwrap_or_default()
 }

@@ -403,8 +403,18 @@ pub(super) fn refused(id: u64) -> Flow {
         path: vec![
             hop(2, Stage::Egress, "eth0", 2, REDIS),
             hop(2, Stage::Ingress, "lxc7f2", 9, HOST),
+            Hop {
+                function: Some("tcp_v4_rcv+0x91".to_owned()),
+                ..hop(3, Stage::Drop, "lxc7f2", 9, HOST)
+            },
         ],
     }];
+    flow.losses = vec![loss(
+        PacketKind::Rst,
+        3,
+        true,
+        "TCP has taken it, and frees it",
+    )];
     flow
 }
 
