@@ -58,7 +58,9 @@ fn sections(man: &Man) -> io::Result<String> {
     man.render_description_section(&mut sections)?;
     man.render_options_section(&mut sections)?;
     man.render_extra_section(&mut sections)?;
-    Ok(String::from_utf8_lossy(&sections).replace(".SH EXTRA", ".SH EXAMPLES"))
+    let sections = String::from_utf8_lossy(&sections);
+    // Every command has examples, and they come last: set as they are, line by line.
+    Ok(sections.replace(".SH EXTRA\n", ".SH EXAMPLES\n.nf\n") + ".fi\n")
 }
 
 /// Writes to standard output; a reader that has seen enough is no error.
@@ -88,6 +90,10 @@ mod tests {
             assert!(page.contains(&format!(".SH \"{section}\"")), "{section}");
         }
         assert!(page.contains("\\-\\-until\\-verdict"));
+        assert_eq!(
+            page.matches("\n.nf\n").count(),
+            page.matches("\n.fi\n").count()
+        );
         assert!(!page.contains("ring\\-bytes"), "a hidden option");
     }
 }
