@@ -152,7 +152,7 @@ pub struct Device {
     /// The UDP port that a VXLAN or Geneve device receives on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub udp_port: Option<u16>,
-    /// The device below (VLAN, macvlan, a tunnel bound to a device), in the same namespace unless moved.
+    /// The device below (VLAN, macvlan, a tunnel bound to a device); `None` where it is in another namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub underlay_ifindex: Option<u32>,
     /// The addresses on it.

@@ -1,0 +1,217 @@
+//! What one rtnetlink message says about a device or an address, and nothing else: no socket, no state.
+//!
+//! Attributes are read one by one instead of through a typed message: a device with a name that is not UTF-8, or
+//! with an attribute that a newer kernel writes in another form, must not vanish from the topology.
+
+use std::{
+    ffi::CStr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use netlink_packet_core::{NlaBuffer, NlasIterator, Parseable as _};
+use netlink_packet_route::{
+    AddressFamily,
+    link::{InfoGeneve, InfoVxlan, LinkFlags, LinkHeader, LinkLayerType},
+};
+
+use super::rtnetlink::Message;
+
+/// `sizeof(struct ifinfomsg)`
+const LINK_HEADER_BYTES: usize = 16;
+
+/// `sizeof(struct ifaddrmsg)`
+const ADDRESS_HEADER_BYTES: usize = 8;
+
+/// What changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// The device exists, and this is all of it but its addresses.
+    Link(Box<Link>),
+    /// The device with this ifindex is gone from the namespace.
+    LinkGone(u32),
+    /// The device has this address.
+    Address(u32, IpAddr),
+    /// The device does not have this address any more.
+    AddressGone(u32, IpAddr),
+}
+
+/// A device as its own namespace tells it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Link {
+    pub ifindex: u32,
+    pub name: String,
+    pub kind: String,
+    pub mtu: u32,
+    pub up: bool,
+    pub mac: Option<[u8; 6]>,
+    pub master_ifindex: Option<u32>,
+    /// `IFLA_LINK`: the peer of a veth or netkit, the device below any other.
+    pub over_ifindex: Option<u32>,
+    /// `IFLA_LINK_NETNSID`: where that device is, if not in this namespace.
+    pub over_nsid: Option<i32>,
+    pub vni: Option<u32>,
+    pub udp_port: Option<u16>,
+}
+
+impl Link {
+    /// Whether `IFLA_LINK` is the other end of a cable and not a device below.
+    pub(super) fn has_peer(&self) -> bool {
+        matches!(self.kind.as_str(), "veth" | "netkit")
+    }
+}
+
+/// Reads a message; `None` for one that is about something else.
+pub(super) fn parse(message: Message<'_>) -> Option<Change> {
+    match message.kind {
+        libc::RTM_NEWLINK => link(message.payload).map(|link| Change::Link(Box::new(link))),
+        libc::RTM_DELLINK => link(message.payload).map(|link| Change::LinkGone(link.ifindex)),
+        libc::RTM_NEWADDR => {
+            address(message.payload).map(|(ifindex, addr)| Change::Address(ifindex, addr))
+        }
+        libc::RTM_DELADDR => {
+            address(message.payload).map(|(ifindex, addr)| Change::AddressGone(ifindex, addr))
+        }
+        _ => None,
+    }
+}
+
+fn link(payload: &[u8]) -> Option<Link> {
+    let header = LinkHeader::parse(payload).ok()?;
+    // AF_BRIDGE messages come through the same group and speak of a bridge's port: RTM_DELLINK then says that the
+    // device left the bridge, not that it is gone.
+    if header.interface_family != AddressFamily::Unspec {
+        return None;
+    }
+    let mut link = Link {
+        ifindex: header.index,
+        up: header.flags.contains(LinkFlags::Up),
+        kind: if header.flags.contains(LinkFlags::Loopback) {
+            "loopback".to_owned()
+        } else {
+            "physical".to_owned()
+        },
+        ..Link::default()
+    };
+    for attribute in attributes(payload.get(LINK_HEADER_BYTES..)?) {
+        let value = attribute.value();
+        match attribute.kind() {
+            libc::IFLA_IFNAME => link.name = text(value),
+            libc::IFLA_MTU => link.mtu = number(value)?,
+            libc::IFLA_ADDRESS if header.link_layer_type == LinkLayerType::Ether => {
+                link.mac = value.try_into().ok();
+            }
+            libc::IFLA_MASTER => link.master_ifindex = ifindex(value),
+            libc::IFLA_LINK => link.over_ifindex = ifindex(value),
+            libc::IFLA_LINK_NETNSID => {
+                link.over_nsid = value.try_into().ok().map(i32::from_ne_bytes);
+            }
+            libc::IFLA_LINKINFO => link_info(value, &mut link),
+            // A wireless event has only a name: it is not the whole device.
+            libc::IFLA_WIRELESS => return None,
+            _ => {}
+        }
+    }
+    Some(link)
+}
+
+fn link_info(value: &[u8], link: &mut Link) {
+    let find = |kind| {
+        attributes(value)
+            .find(|attribute| attribute.kind() == kind)
+            .map(|attribute| attribute.value().to_vec())
+    };
+    let Some(kind) = find(libc::IFLA_INFO_KIND) else {
+        return;
+    };
+    link.kind = text(&kind);
+    let Some(data) = find(libc::IFLA_INFO_DATA) else {
+        return;
+    };
+    match link.kind.as_str() {
+        "vxlan" => vxlan(&data, link),
+        "geneve" => geneve(&data, link),
+        _ => {}
+    }
+}
+
+fn vxlan(data: &[u8], link: &mut Link) {
+    let mut external = false;
+    for attribute in attributes(data) {
+        match InfoVxlan::parse(&attribute) {
+            Ok(InfoVxlan::Id(vni)) => link.vni = Some(vni),
+            Ok(InfoVxlan::Port(port)) => link.udp_port = Some(port),
+            Ok(InfoVxlan::Link(ifindex)) if ifindex != 0 => link.over_ifindex = Some(ifindex),
+            Ok(InfoVxlan::CollectMetadata(on)) => external |= on,
+            _ => {}
+        }
+    }
+    if external {
+        link.vni = None;
+    }
+}
+
+fn geneve(data: &[u8], link: &mut Link) {
+    let mut external = false;
+    for attribute in attributes(data) {
+        match InfoGeneve::parse(&attribute) {
+            Ok(InfoGeneve::Id(vni)) => link.vni = Some(vni),
+            Ok(InfoGeneve::Port(port)) => link.udp_port = Some(port),
+            Ok(InfoGeneve::CollectMetadata) => external = true,
+            _ => {}
+        }
+    }
+    if external {
+        link.vni = None;
+    }
+}
+
+fn address(payload: &[u8]) -> Option<(u32, IpAddr)> {
+    // struct ifaddrmsg: family, prefix length, flags, scope, and the ifindex.
+    let header: &[u8; ADDRESS_HEADER_BYTES] = payload.first_chunk()?;
+    let [family, _, _, _, index @ ..] = *header;
+    let mut local = None;
+    let mut address = None;
+    for attribute in attributes(&payload[ADDRESS_HEADER_BYTES..]) {
+        match attribute.kind() {
+            // The device's own address where the two differ (point-to-point).
+            libc::IFA_LOCAL => local = ip(family, attribute.value()),
+            libc::IFA_ADDRESS => address = ip(family, attribute.value()),
+            _ => {}
+        }
+    }
+    Some((u32::from_ne_bytes(index), local.or(address)?))
+}
+
+fn ip(family: u8, value: &[u8]) -> Option<IpAddr> {
+    match i32::from(family) {
+        libc::AF_INET => <[u8; 4]>::try_from(value)
+            .ok()
+            .map(|octets| Ipv4Addr::from(octets).into()),
+        libc::AF_INET6 => <[u8; 16]>::try_from(value)
+            .ok()
+            .map(|octets| Ipv6Addr::from(octets).into()),
+        _ => None,
+    }
+}
+
+/// The attributes of a message or of a nest, up to the first that does not fit.
+fn attributes(bytes: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
+    NlasIterator::new(bytes).map_while(Result::ok)
+}
+
+fn number(value: &[u8]) -> Option<u32> {
+    value.try_into().ok().map(u32::from_ne_bytes)
+}
+
+/// An ifindex; 0 means that there is none.
+fn ifindex(value: &[u8]) -> Option<u32> {
+    number(value).filter(|index| *index != 0)
+}
+
+/// A string that may lack its end, with whatever is not UTF-8 replaced.
+fn text(value: &[u8]) -> String {
+    match CStr::from_bytes_until_nul(value) {
+        Ok(string) => string.to_string_lossy().into_owned(),
+        Err(_) => String::from_utf8_lossy(value).into_owned(),
+    }
+}

@@ -1,0 +1,530 @@
+//! All devices as the namespaces told them, and the [`Device`] records that follow. It does no I/O: changes go in,
+//! records come out.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    mem,
+    net::IpAddr,
+};
+
+use crate::{
+    event::{DeviceId, NetnsId},
+    record::Device,
+};
+
+use super::links::{Change, Link};
+
+/// Sorts before every device.
+const FIRST: DeviceId = DeviceId {
+    netns: NetnsId { inum: 0, cookie: 0 },
+    ifindex: 0,
+};
+
+/// Sorts after every device.
+const LAST: DeviceId = DeviceId {
+    netns: NetnsId {
+        inum: u32::MAX,
+        cookie: u64::MAX,
+    },
+    ifindex: u32::MAX,
+};
+
+/// How much a table holds at most.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub devices: usize,
+    pub addresses: usize,
+}
+
+/// What had no room.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Refused {
+    pub devices: usize,
+    pub addresses: usize,
+}
+
+/// Devices and addresses, and what changed since it was last asked.
+#[derive(Debug)]
+pub(super) struct Table {
+    limits: Limits,
+    names: HashMap<NetnsId, String>,
+    devices: BTreeMap<DeviceId, Entry>,
+    /// Addresses of all devices together.
+    addresses: usize,
+    refused: Refused,
+    /// By which number one namespace knows another; true for as long as both are held open.
+    nsids: HashMap<(NetnsId, i32), NetnsId>,
+    /// Every claim, as (the device claimed, the claimer).
+    claims: BTreeSet<(DeviceId, DeviceId)>,
+    /// The numbers that veths name and that wait to be resolved.
+    unresolved: BTreeSet<(NetnsId, i32)>,
+    changed: BTreeSet<DeviceId>,
+    /// The record that was last made of each device.
+    reported: BTreeMap<DeviceId, Device>,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    link: Link,
+    addrs: BTreeSet<IpAddr>,
+    /// Which device this one says is its other end.
+    claim: Option<DeviceId>,
+}
+
+impl Table {
+    pub(super) fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            names: HashMap::new(),
+            devices: BTreeMap::new(),
+            addresses: 0,
+            refused: Refused::default(),
+            nsids: HashMap::new(),
+            claims: BTreeSet::new(),
+            unresolved: BTreeSet::new(),
+            changed: BTreeSet::new(),
+            reported: BTreeMap::new(),
+        }
+    }
+
+    /// Names a namespace.
+    pub(super) fn name(&mut self, netns: NetnsId, name: String) {
+        self.names.insert(netns, name);
+    }
+
+    /// What did not fit.
+    pub(super) fn refused(&self) -> Refused {
+        self.refused
+    }
+
+    /// Every device, by namespace and ifindex.
+    pub(super) fn devices(&self) -> Vec<Device> {
+        let ids = self.devices.keys();
+        ids.filter_map(|id| self.record(*id)).collect()
+    }
+
+    /// What differs from the last call.
+    pub(super) fn changes(&mut self) -> Vec<Device> {
+        let mut records = Vec::new();
+        for id in mem::take(&mut self.changed) {
+            match self.record(id) {
+                Some(record) if self.reported.get(&id) != Some(&record) => {
+                    self.reported.insert(id, record.clone());
+                    records.push(record);
+                }
+                Some(_) => {}
+                None => records.extend(self.reported.remove(&id).map(|last| Device {
+                    peer: None,
+                    removed: true,
+                    ..last
+                })),
+            }
+        }
+        records
+    }
+
+    /// Takes in what one message of a namespace said.
+    pub(super) fn apply(&mut self, netns: NetnsId, change: Change) {
+        let id = |ifindex| DeviceId { netns, ifindex };
+        match change {
+            Change::Link(link) => self.put(id(link.ifindex), *link),
+            Change::LinkGone(ifindex) => self.remove(id(ifindex)),
+            Change::Address(ifindex, addr) => self.add_address(id(ifindex), addr),
+            Change::AddressGone(ifindex, addr) => self.remove_address(id(ifindex), addr),
+        }
+    }
+
+    /// Forgets a namespace's devices, to hear them anew: what does not come back is gone.
+    pub(super) fn forget(&mut self, netns: NetnsId) {
+        let first = DeviceId { netns, ifindex: 0 };
+        let last = DeviceId {
+            netns,
+            ifindex: u32::MAX,
+        };
+        let ids: Vec<DeviceId> = self
+            .devices
+            .range(first..=last)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in ids {
+            self.remove(id);
+        }
+    }
+
+    fn put(&mut self, id: DeviceId, link: Link) {
+        if !self.devices.contains_key(&id) && self.devices.len() >= self.limits.devices {
+            self.refused.devices += 1;
+            return;
+        }
+        if let Some(nsid) = link.over_nsid
+            && link.has_peer()
+            && !self.nsids.contains_key(&(id.netns, nsid))
+        {
+            self.unresolved.insert((id.netns, nsid));
+        }
+        self.devices.entry(id).or_default().link = link;
+        self.changed.insert(id);
+        self.connect(id);
+    }
+
+    /// Notes which device this one says is its other end.
+    fn connect(&mut self, id: DeviceId) {
+        let Some(entry) = self.devices.get(&id) else {
+            return;
+        };
+        let claim = self.claim(id, &entry.link);
+        self.set_claim(id, claim);
+    }
+
+    /// Which device a veth or netkit says is its other end.
+    fn claim(&self, id: DeviceId, link: &Link) -> Option<DeviceId> {
+        if !link.has_peer() {
+            return None;
+        }
+        let netns = match link.over_nsid {
+            Some(nsid) => *self.nsids.get(&(id.netns, nsid))?,
+            None => id.netns,
+        };
+        let ifindex = link.over_ifindex?;
+        Some(DeviceId { netns, ifindex })
+    }
+
+    fn set_claim(&mut self, id: DeviceId, claim: Option<DeviceId>) {
+        let Some(entry) = self.devices.get_mut(&id) else {
+            return;
+        };
+        let before = mem::replace(&mut entry.claim, claim);
+        if let Some(device) = before {
+            self.claims.remove(&(device, id));
+        }
+        if let Some(device) = claim {
+            self.claims.insert((device, id));
+        }
+        self.changed.insert(id);
+        for device in before.into_iter().chain(claim) {
+            let claimers: Vec<DeviceId> = self.claimers(device).collect();
+            self.changed.insert(device);
+            self.changed.extend(claimers);
+        }
+    }
+
+    /// Who says that this device is its other end.
+    fn claimers(&self, id: DeviceId) -> impl Iterator<Item = DeviceId> {
+        let range = self.claims.range((id, FIRST)..=(id, LAST));
+        range.map(|(_, claimer)| *claimer)
+    }
+
+    /// The other end of a veth or netkit.
+    fn peer(&self, id: DeviceId, entry: &Entry) -> Option<DeviceId> {
+        self.believed(id, entry).or_else(|| {
+            let claim = entry.claim?;
+            let other = self.devices.get(&claim)?;
+            (self.believed(claim, other) == Some(id)).then_some(claim)
+        })
+    }
+
+    /// The other end that names this device: the one that this device names too, else the only one that does.
+    ///
+    /// The kernel does not tell one end when the other is moved, and the namespaces are not heard in the order of
+    /// events, so what a device itself names may be out of date.
+    fn believed(&self, id: DeviceId, entry: &Entry) -> Option<DeviceId> {
+        let own = entry.claim?;
+        if self.claims.contains(&(id, own)) {
+            return Some(own);
+        }
+        let mut claimers = self.claimers(id);
+        claimers.next().filter(|_| claimers.next().is_none())
+    }
+
+    fn remove(&mut self, id: DeviceId) {
+        self.set_claim(id, None);
+        let Some(entry) = self.devices.remove(&id) else {
+            return;
+        };
+        self.addresses -= entry.addrs.len();
+        self.changed.insert(id);
+    }
+
+    fn add_address(&mut self, id: DeviceId, addr: IpAddr) {
+        let Some(entry) = self.devices.get_mut(&id) else {
+            return;
+        };
+        if entry.addrs.contains(&addr) {
+            return;
+        }
+        if self.addresses >= self.limits.addresses {
+            self.refused.addresses += 1;
+            return;
+        }
+        self.addresses += 1;
+        entry.addrs.insert(addr);
+        self.changed.insert(id);
+    }
+
+    fn remove_address(&mut self, id: DeviceId, addr: IpAddr) {
+        if let Some(entry) = self.devices.get_mut(&id)
+            && entry.addrs.remove(&addr)
+        {
+            self.addresses -= 1;
+            self.changed.insert(id);
+        }
+    }
+
+    /// The numbers by which a veth that was heard of since the last call names a namespace that is not known yet.
+    pub(super) fn take_unresolved(&mut self) -> BTreeSet<(NetnsId, i32)> {
+        mem::take(&mut self.unresolved)
+    }
+
+    /// Asks for all unknown numbers once more, since there are new namespaces.
+    pub(super) fn ask_again(&mut self) {
+        let unresolved = self.devices.iter().filter_map(|(id, entry)| {
+            let key = (id.netns, entry.link.over_nsid?);
+            (entry.link.has_peer() && !self.nsids.contains_key(&key)).then_some(key)
+        });
+        self.unresolved.extend(unresolved);
+    }
+
+    /// Learns that `netns` knows `other` by this number.
+    pub(super) fn resolve(&mut self, netns: NetnsId, nsid: i32, other: NetnsId) {
+        self.nsids.insert((netns, nsid), other);
+    }
+
+    /// Connects the veths whose namespaces were resolved since.
+    pub(super) fn connect_all(&mut self) {
+        let waiting: Vec<DeviceId> = self
+            .devices
+            .iter()
+            .filter(|(_, entry)| entry.claim.is_none() && entry.link.has_peer())
+            .map(|(id, _)| *id)
+            .collect();
+        for id in waiting {
+            self.connect(id);
+        }
+    }
+
+    fn record(&self, id: DeviceId) -> Option<Device> {
+        let entry = self.devices.get(&id)?;
+        let Entry { link, addrs, .. } = entry;
+        Some(Device {
+            id,
+            netns_name: self.names.get(&id.netns).cloned(),
+            name: link.name.clone(),
+            kind: link.kind.clone(),
+            mtu: link.mtu,
+            up: link.up,
+            mac: link.mac,
+            peer: self.peer(id, entry),
+            master_ifindex: link.master_ifindex,
+            vni: link.vni,
+            udp_port: link.udp_port,
+            underlay_ifindex: link
+                .over_ifindex
+                .filter(|_| link.over_nsid.is_none() && !link.has_peer()),
+            addrs: addrs.iter().copied().collect(),
+            removed: false,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOST: NetnsId = NetnsId {
+        inum: 1,
+        cookie: 10,
+    };
+    const POD: NetnsId = NetnsId {
+        inum: 2,
+        cookie: 20,
+    };
+    const OTHER: NetnsId = NetnsId {
+        inum: 3,
+        cookie: 30,
+    };
+
+    fn table() -> Table {
+        Table::new(Limits {
+            devices: 4,
+            addresses: 3,
+        })
+    }
+
+    fn veth(ifindex: u32, over_ifindex: u32, over_nsid: Option<i32>) -> Change {
+        Change::Link(Box::new(Link {
+            ifindex,
+            name: format!("veth{ifindex}"),
+            kind: "veth".to_owned(),
+            mtu: 1500,
+            up: true,
+            over_ifindex: Some(over_ifindex),
+            over_nsid,
+            ..Link::default()
+        }))
+    }
+
+    fn id(netns: NetnsId, ifindex: u32) -> DeviceId {
+        DeviceId { netns, ifindex }
+    }
+
+    /// (device, peer, removed) of each record.
+    fn peers(records: &[Device]) -> Vec<(DeviceId, Option<DeviceId>, bool)> {
+        let triple = |device: &Device| (device.id, device.peer, device.removed);
+        records.iter().map(triple).collect()
+    }
+
+    /// A veth between HOST (ifindex 7) and POD (ifindex 2).
+    fn cable(table: &mut Table) {
+        table.apply(HOST, veth(7, 2, Some(0)));
+        table.apply(POD, veth(2, 7, Some(5)));
+        table.resolve(HOST, 0, POD);
+        table.resolve(POD, 5, HOST);
+        table.connect_all();
+    }
+
+    #[test]
+    fn a_peer_in_another_namespace_is_known_once_both_numbers_are() {
+        let mut table = table();
+        table.apply(HOST, veth(7, 2, Some(0)));
+        table.apply(POD, veth(2, 7, Some(5)));
+        assert_eq!(
+            table.take_unresolved(),
+            BTreeSet::from([(HOST, 0), (POD, 5)])
+        );
+        assert_eq!(
+            peers(&table.changes()),
+            [(id(HOST, 7), None, false), (id(POD, 2), None, false)]
+        );
+        table.resolve(HOST, 0, POD);
+        table.resolve(POD, 5, HOST);
+        table.connect_all();
+        table.ask_again();
+        assert!(table.take_unresolved().is_empty());
+        assert_eq!(
+            peers(&table.changes()),
+            [
+                (id(HOST, 7), Some(id(POD, 2)), false),
+                (id(POD, 2), Some(id(HOST, 7)), false),
+            ]
+        );
+        assert!(table.changes().is_empty());
+    }
+
+    #[test]
+    fn an_unknown_namespace_is_asked_for_again_when_there_are_new_ones() {
+        let mut table = table();
+        table.apply(HOST, veth(7, 2, Some(0)));
+        assert_eq!(table.take_unresolved().len(), 1);
+        assert!(table.take_unresolved().is_empty());
+        table.ask_again();
+        assert_eq!(table.take_unresolved(), BTreeSet::from([(HOST, 0)]));
+    }
+
+    #[test]
+    fn a_peer_that_moves_is_followed_though_only_its_side_is_told() {
+        let mut table = table();
+        cable(&mut table);
+        table.changes();
+        table.apply(POD, Change::LinkGone(2));
+        assert_eq!(
+            peers(&table.changes()),
+            [(id(HOST, 7), None, false), (id(POD, 2), None, true)]
+        );
+        table.resolve(OTHER, 0, HOST);
+        table.apply(OTHER, veth(2, 7, Some(0)));
+        assert_eq!(
+            peers(&table.changes()),
+            [
+                (id(HOST, 7), Some(id(OTHER, 2)), false),
+                (id(OTHER, 2), Some(id(HOST, 7)), false),
+            ]
+        );
+    }
+
+    #[test]
+    fn the_order_in_which_namespaces_are_heard_does_not_matter() {
+        let mut table = table();
+        cable(&mut table);
+        table.resolve(OTHER, 0, HOST);
+        // The peer's mtu was set in POD, then it moved to OTHER, and OTHER is heard first.
+        table.apply(OTHER, veth(4, 7, Some(0)));
+        table.apply(POD, veth(2, 7, Some(5)));
+        table.apply(POD, Change::LinkGone(2));
+        assert_eq!(
+            peers(&table.changes()),
+            [
+                (id(HOST, 7), Some(id(OTHER, 4)), false),
+                (id(OTHER, 4), Some(id(HOST, 7)), false),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_stale_claim_is_not_believed() {
+        let mut table = table();
+        // HOST's veth still names ifindex 2 of POD, where another device has that number by now.
+        table.resolve(HOST, 0, POD);
+        table.apply(POD, veth(2, 9, None));
+        table.apply(POD, veth(9, 2, None));
+        table.apply(HOST, veth(7, 2, Some(0)));
+        assert_eq!(
+            peers(&table.changes()),
+            [
+                (id(HOST, 7), None, false),
+                (id(POD, 2), Some(id(POD, 9)), false),
+                (id(POD, 9), Some(id(POD, 2)), false),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_device_that_came_and_went_between_two_calls_is_no_news() {
+        let mut table = table();
+        table.apply(HOST, veth(7, 8, None));
+        table.apply(HOST, Change::LinkGone(7));
+        assert!(table.changes().is_empty());
+        table.apply(HOST, veth(7, 8, None));
+        assert_eq!(table.changes().len(), 1);
+        // The same again (a flapping carrier) is none either.
+        table.apply(HOST, veth(7, 8, None));
+        assert!(table.changes().is_empty());
+    }
+
+    #[test]
+    fn what_does_not_fit_is_counted_and_room_comes_back() {
+        let mut table = table();
+        for ifindex in 1..=5 {
+            table.apply(HOST, veth(ifindex, 99, None));
+        }
+        for last in 1..=4 {
+            table.apply(HOST, Change::Address(1, IpAddr::from([10, 0, 0, last])));
+        }
+        let refused = Refused {
+            devices: 1,
+            addresses: 1,
+        };
+        assert_eq!(table.refused(), refused);
+        assert_eq!(table.devices().len(), 4);
+        table.apply(HOST, Change::LinkGone(1));
+        table.apply(HOST, veth(5, 99, None));
+        table.apply(HOST, Change::Address(5, IpAddr::from([10, 0, 0, 9])));
+        assert_eq!(table.refused(), refused);
+        assert_eq!(table.devices().len(), 4);
+    }
+
+    #[test]
+    fn a_namespace_that_is_heard_anew_loses_what_does_not_come_back() {
+        let mut table = table();
+        table.apply(HOST, veth(1, 2, None));
+        table.apply(HOST, veth(2, 1, None));
+        table.apply(POD, veth(1, 99, None));
+        table.changes();
+        table.forget(HOST);
+        table.apply(HOST, veth(1, 99, None));
+        assert_eq!(
+            peers(&table.changes()),
+            [(id(HOST, 1), None, false), (id(HOST, 2), None, true)]
+        );
+        assert_eq!(table.devices().len(), 2);
+    }
+}
