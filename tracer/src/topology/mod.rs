@@ -13,7 +13,8 @@ mod table;
 mod view;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    cmp::Reverse,
+    collections::{BTreeSet, HashMap},
     fs::File,
     io,
     os::fd::AsFd as _,
@@ -48,7 +49,7 @@ const LIMITS: Limits = Limits {
 };
 
 /// The most questions of the form "which number does this namespace have there" in one go.
-const NSID_QUESTIONS_MAX: usize = 200_000;
+const NSID_QUESTIONS_MAX: usize = 50_000;
 
 /// The most datagrams that one poll takes from one namespace.
 const DATAGRAMS_PER_POLL: usize = 64;
@@ -82,6 +83,8 @@ pub struct Topology {
     hidden: usize,
     /// Namespaces whose devices could not be listed completely.
     incomplete: BTreeSet<NetnsId>,
+    /// Namespaces on the other end of veths that were not asked for because there are too many.
+    unasked: usize,
     cookies: bool,
     buffer: Vec<u8>,
 }
@@ -106,6 +109,7 @@ impl Topology {
             beyond_limit: scan.beyond_limit,
             hidden: scan.hidden,
             incomplete: BTreeSet::new(),
+            unasked: 0,
             cookies: options.cookies,
             buffer: vec![0; BUFFER_BYTES],
         };
@@ -192,6 +196,14 @@ impl Topology {
             "devices_incomplete",
             format!(
                 "the devices of {incomplete} network namespaces could not be listed completely"
+            ),
+        );
+        let unasked = self.unasked;
+        add(
+            unasked,
+            "peers_limit",
+            format!(
+                "where the veths into {unasked} network namespaces lead is not known: there are too many"
             ),
         );
         let Refused { devices, addresses } = self.table.refused();
@@ -314,45 +326,62 @@ impl Topology {
         Ok(())
     }
 
-    /// Finds out which namespaces the veths name, by asking each namespace for its number of every other one.
+    /// Finds out which namespaces the veths name.
     fn resolve_peers(&mut self) {
-        let mut wanted: BTreeMap<NetnsId, BTreeSet<i32>> = BTreeMap::new();
+        let mut wanted: HashMap<NetnsId, BTreeSet<i32>> = HashMap::new();
         for (netns, nsid) in self.table.take_unresolved() {
             wanted.entry(netns).or_default().insert(nsid);
         }
         if wanted.is_empty() {
             return;
         }
-        let mut questions = 0;
-        for index in 0..self.namespaces.len() {
-            let Some(mut nsids) = wanted.remove(&self.namespaces[index].id) else {
+        // Those that know many others come first: then it is known already whom the many others know.
+        let mut order: Vec<usize> = (0..self.namespaces.len()).collect();
+        order.sort_by_key(|index| {
+            let nsids = wanted.get(&self.namespaces[*index].id);
+            Reverse(nsids.map_or(0, BTreeSet::len))
+        });
+        let mut questions = NSID_QUESTIONS_MAX;
+        for index in order {
+            let Some(nsids) = wanted.remove(&self.namespaces[index].id) else {
+                break;
+            };
+            self.resolve_nsids(index, nsids, &mut questions);
+        }
+    }
+
+    /// Asks one namespace for its number of the others, until the wanted numbers have turned up.
+    fn resolve_nsids(&mut self, index: usize, mut wanted: BTreeSet<i32>, questions: &mut usize) {
+        let id = self.namespaces[index].id;
+        let likely = self.table.neighbours(id);
+        let mut others: Vec<usize> = (0..self.namespaces.len()).collect();
+        others.sort_by_key(|other| !likely.contains(&self.namespaces[*other].id));
+        for other in others {
+            if wanted.is_empty() || *questions == 0 {
+                break;
+            }
+            let Ok([asked, other]) = self.namespaces.get_disjoint_mut([index, other]) else {
                 continue;
             };
-            // Our own namespace is the first, and most others have one veth, to it: one question.
-            for other in 0..self.namespaces.len() {
-                if nsids.is_empty() || questions == NSID_QUESTIONS_MAX {
-                    break;
-                }
-                let Ok([asked, other]) = self.namespaces.get_disjoint_mut([index, other]) else {
-                    continue;
-                };
-                questions += 1;
-                let table = &mut self.table;
-                let answer =
-                    asked
-                        .socket
-                        .nsid_of(other.handle.as_fd(), &mut self.buffer, &mut |message| {
-                            if let Some(change) = links::parse(message) {
-                                table.apply(asked.id, change);
-                            }
-                        });
-                if let Ok(Some(nsid)) = answer {
-                    table.resolve(asked.id, nsid, other.id);
-                    nsids.remove(&nsid);
-                }
+            *questions -= 1;
+            let table = &mut self.table;
+            let answer =
+                asked
+                    .socket
+                    .nsid_of(other.handle.as_fd(), &mut self.buffer, &mut |message| {
+                        if let Some(change) = links::parse(message) {
+                            table.apply(id, change);
+                        }
+                    });
+            if let Ok(Some(nsid)) = answer {
+                table.resolve(id, nsid, other.id);
+                wanted.remove(&nsid);
             }
         }
-        self.table.connect_all();
+        if *questions == 0 {
+            self.unasked += wanted.len();
+        }
+        self.table.connect_all(id);
     }
 }
 

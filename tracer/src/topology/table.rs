@@ -5,6 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     mem,
     net::IpAddr,
+    ops::RangeInclusive,
 };
 
 use crate::{
@@ -28,6 +29,12 @@ const LAST: DeviceId = DeviceId {
     },
     ifindex: u32::MAX,
 };
+
+/// Every device of a namespace.
+fn all_of(netns: NetnsId) -> RangeInclusive<DeviceId> {
+    let id = |ifindex| DeviceId { netns, ifindex };
+    id(0)..=id(u32::MAX)
+}
 
 /// How much a table holds at most.
 #[derive(Clone, Copy, Debug)]
@@ -136,14 +143,9 @@ impl Table {
 
     /// Forgets a namespace's devices, to hear them anew: what does not come back is gone.
     pub(super) fn forget(&mut self, netns: NetnsId) {
-        let first = DeviceId { netns, ifindex: 0 };
-        let last = DeviceId {
-            netns,
-            ifindex: u32::MAX,
-        };
         let ids: Vec<DeviceId> = self
             .devices
-            .range(first..=last)
+            .range(all_of(netns))
             .map(|(id, _)| *id)
             .collect();
         for id in ids {
@@ -289,17 +291,25 @@ impl Table {
         self.nsids.insert((netns, nsid), other);
     }
 
-    /// Connects the veths whose namespaces were resolved since.
-    pub(super) fn connect_all(&mut self) {
+    /// Connects the veths of a namespace after what it names was resolved.
+    pub(super) fn connect_all(&mut self, netns: NetnsId) {
         let waiting: Vec<DeviceId> = self
             .devices
-            .iter()
+            .range(all_of(netns))
             .filter(|(_, entry)| entry.claim.is_none() && entry.link.has_peer())
             .map(|(id, _)| *id)
             .collect();
         for id in waiting {
             self.connect(id);
         }
+    }
+
+    /// The namespaces whose veths are known to lead into this one.
+    pub(super) fn neighbours(&self, netns: NetnsId) -> BTreeSet<NetnsId> {
+        let range = all_of(netns);
+        let range = (*range.start(), FIRST)..=(*range.end(), LAST);
+        let claims = self.claims.range(range);
+        claims.map(|(_, claimer)| claimer.netns).collect()
     }
 
     fn record(&self, id: DeviceId) -> Option<Device> {
@@ -379,7 +389,8 @@ mod tests {
         table.apply(POD, veth(2, 7, Some(5)));
         table.resolve(HOST, 0, POD);
         table.resolve(POD, 5, HOST);
-        table.connect_all();
+        table.connect_all(HOST);
+        table.connect_all(POD);
     }
 
     #[test]
@@ -397,7 +408,8 @@ mod tests {
         );
         table.resolve(HOST, 0, POD);
         table.resolve(POD, 5, HOST);
-        table.connect_all();
+        table.connect_all(HOST);
+        table.connect_all(POD);
         table.ask_again();
         assert!(table.take_unresolved().is_empty());
         assert_eq!(
