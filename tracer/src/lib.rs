@@ -17,6 +17,7 @@ pub mod host;
 pub mod kernel;
 pub mod lab;
 pub mod manual;
+pub mod privilege;
 pub mod probes;
 pub mod record;
 pub mod report;
