@@ -5,6 +5,7 @@
 //! keep working after the privilege is dropped. They also keep the namespaces alive until the topology is dropped,
 //! so that neither an inode number nor a cookie of it can be reused meanwhile.
 
+mod counters;
 mod links;
 mod netns;
 mod routes;
@@ -37,7 +38,7 @@ use self::{
     table::{Limits, Refused, Table},
 };
 
-pub use self::view::ViewError;
+pub use self::{counters::Counters, view::ViewError};
 
 /// The most namespaces that are opened; each costs two file descriptors.
 const NETNS_MAX: usize = 4_096;
