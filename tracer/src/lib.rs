@@ -12,6 +12,7 @@ pub mod escape;
 pub mod event;
 pub mod exit;
 pub mod export;
+pub mod filter;
 pub mod flow;
 pub mod host;
 pub mod kernel;

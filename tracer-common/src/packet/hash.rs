@@ -1,0 +1,51 @@
+//! A hash of the flow that a packet belongs to.
+
+use super::Packet;
+
+impl Packet {
+    /// A hash of the flow's five-tuple, the same for both directions: protocol, the two ends as an unordered pair,
+    /// and the identifier of an ICMP echo. `seed` makes it unpredictable. 0 where there is no IP header.
+    ///
+    /// Flows may share a hash: it may decide what is a fair share, never what a packet belongs to.
+    #[inline(always)]
+    pub fn flow_hash(&self, seed: u64) -> u64 {
+        let Some(layer) = self.flow() else {
+            return 0;
+        };
+        let ends = end_hash(&layer.src, layer.src_port, seed).wrapping_add(end_hash(
+            &layer.dst,
+            layer.dst_port,
+            seed,
+        ));
+        let echo = if layer.is_echo_request() || layer.is_echo_reply() {
+            layer.echo_id()
+        } else {
+            0
+        };
+        mix(ends ^ u64::from(layer.protocol) << 16 ^ u64::from(echo))
+    }
+}
+
+#[inline(always)]
+fn end_hash(address: &[u8; 16], port: u16, seed: u64) -> u64 {
+    let [high, low] = halves(address);
+    mix(mix(high ^ seed) ^ low.wrapping_add(u64::from(port)))
+}
+
+/// An address as two words, since BPF has none of 128 bits.
+#[inline(always)]
+pub(crate) fn halves(address: &[u8; 16]) -> [u64; 2] {
+    let (high, low) = address.split_at(8);
+    [high, low].map(|half| {
+        half.first_chunk()
+            .map_or(0, |half| u64::from_ne_bytes(*half))
+    })
+}
+
+/// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): every input bit changes half of the output bits.
+#[inline(always)]
+const fn mix(mut value: u64) -> u64 {
+    value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
