@@ -7,11 +7,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use thiserror::Error;
+use tracer_common::filter::FilterProgram;
 
 use crate::cli::{Hooks, ReportOutput, TraceArgs};
 use crate::escape::Escaped;
 use crate::export::capture::{CaptureWriter, Encoding};
 use crate::export::events::EventLog;
+use crate::filter::{self, FilterError};
 use crate::report::{self, Format, Report, Style};
 
 /// The default size of the ring between the kernel and this process.
@@ -29,6 +31,9 @@ pub enum ConfigError {
     /// It makes no sense.
     #[error("{0}")]
     Usage(String),
+    /// The filter cannot be compiled.
+    #[error(transparent)]
+    Filter(#[from] FilterError),
     /// A file cannot be written.
     #[error("cannot write {}", Escaped(&path.to_string_lossy()))]
     Output {
@@ -50,6 +55,8 @@ pub struct TraceConfig {
     pub command: Vec<String>,
     /// The filter as typed, empty for every flow.
     pub filter: String,
+    /// What it means.
+    pub filter_program: Box<FilterProgram>,
     /// The namespaces to watch, as typed; empty for the whole kernel.
     pub netns: Vec<String>,
     /// Whether those behind their veths are watched as well.
@@ -77,6 +84,8 @@ pub struct TraceConfig {
 impl TraceConfig {
     /// Checks what was typed and opens what will be written.
     pub fn new(args: TraceArgs, command: Vec<String>) -> Result<Self, ConfigError> {
+        let filter = args.filter.join(" ");
+        let filter_program = Box::new(filter::compile(&filter)?);
         let ring_bytes = args.ring_bytes;
         if !ring_bytes.is_power_of_two() || ring_bytes < PAGE_BYTES {
             return Err(ConfigError::Usage(format!(
@@ -117,7 +126,8 @@ impl TraceConfig {
         };
         Ok(Self {
             command,
-            filter: args.filter.join(" "),
+            filter,
+            filter_program,
             netns: args.netns,
             pods: args.pods,
             duration: duration(args.duration, io::stdout().is_terminal()),

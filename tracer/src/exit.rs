@@ -16,7 +16,7 @@ pub const INCONCLUSIVE: u8 = 11;
 /// The exit code that an error asks for.
 pub fn of(error: &anyhow::Error) -> u8 {
     match error.downcast_ref::<ConfigError>() {
-        Some(ConfigError::Usage(_)) => USAGE,
+        Some(ConfigError::Usage(_) | ConfigError::Filter(_)) => USAGE,
         _ => ERROR,
     }
 }
