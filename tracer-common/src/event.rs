@@ -10,8 +10,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// Enough for Ethernet, IPv6, UDP and VXLAN twice over plus an inner TCP header with options.
 pub const HEADER_BYTES_MAX: usize = 256;
 
-/// The most return addresses that a drop record carries, ours already trimmed away where possible.
-pub const STACK_FRAMES_MAX: usize = 8;
+/// The most return addresses that a drop record carries: some are the tracepoint's and ours, and a netfilter drop is
+/// named by its fourth caller or later.
+pub const STACK_FRAMES_MAX: usize = 16;
 
 /// `TASK_COMM_LEN` of the kernel.
 pub const COMM_LEN: usize = 16;
@@ -195,7 +196,7 @@ const _: () = {
     assert!(size_of::<EventHeader>() == 32);
     assert!(size_of::<SkbInfo>() == 32);
     assert!(size_of::<PacketRecord>() == 64);
-    assert!(size_of::<DropRecord>() == 64 + 8 + 64 + 8);
+    assert!(size_of::<DropRecord>() == 64 + 8 + 8 * STACK_FRAMES_MAX + 8);
     assert!(size_of::<XmitFailedRecord>() == 48);
     assert!(size_of::<SocketRecord>() == 96);
 };

@@ -84,8 +84,8 @@ impl Analysis {
     /// The ledger as of the end, with what was lost on this side added.
     pub fn ledger(&self) -> Ledger {
         let mut ledger = self.ledgers.last().copied().unwrap_or_default();
-        ledger.table_full += self.flows.table_full();
-        ledger.undecodable += self.unreadable_records;
+        ledger.table_full = ledger.table_full.saturating_add(self.flows.table_full());
+        ledger.undecodable = ledger.undecodable.saturating_add(self.unreadable_records);
         ledger
     }
 
@@ -138,6 +138,13 @@ impl Analysis {
         self.ledgers.push(ledger);
     }
 
+    /// Whether a ledger says more of what was lost than the last one did, or is the first.
+    pub fn is_news(&self, ledger: &Ledger) -> bool {
+        self.ledgers
+            .last()
+            .is_none_or(|last| lost(last) != lost(ledger))
+    }
+
     /// Whether something was lost that could have been an event of the time from `since_ns` to `until_ns`.
     pub fn lost_between(&self, since_ns: u64, until_ns: u64) -> bool {
         let mut before = Ledger {
@@ -159,5 +166,9 @@ impl Analysis {
 
 /// What was lost on the way from the kernel, all kinds together. The budget holds back data only, and is not a loss.
 const fn lost(ledger: &Ledger) -> u64 {
-    ledger.ring_full + ledger.missed + ledger.undecodable + ledger.table_full
+    ledger
+        .ring_full
+        .saturating_add(ledger.missed)
+        .saturating_add(ledger.undecodable)
+        .saturating_add(ledger.table_full)
 }

@@ -152,11 +152,13 @@ impl Attached {
 /// and `CAP_BPF` before.
 pub struct Control {
     /// Programs and links live as long as this.
-    _programs: Ebpf,
+    programs: Option<Ebpf>,
     ledger: PerCpuArray<MapData, u64>,
     tunnel_ports: Array<MapData, [u8; size_of::<TunnelPorts>()]>,
     /// `/proc/self/fdinfo` of each program, opened while that is allowed.
     program_info: Vec<File>,
+    /// How many runs the kernel had skipped when the programs were last asked.
+    missed_runs: u64,
 }
 
 impl Control {
@@ -167,20 +169,31 @@ impl Control {
             *sum = self.ledger.get(&index, 0)?.iter().sum();
         }
         let of = |counter: Counter| sums[counter as usize];
-        let mut missed = of(Counter::Unreadable);
-        for file in &mut self.program_info {
-            missed += recursion_misses(file)?;
+        if self.programs.is_some() {
+            self.missed_runs = self.count_missed_runs()?;
         }
         Ok(Ledger {
             time_ns,
             emitted: of(Counter::Emitted),
             delivered: ring.delivered(),
             ring_full: of(Counter::RingFull),
-            missed,
+            missed: of(Counter::Unreadable) + self.missed_runs,
             undecodable: ring.undecodable(),
             rate_limited: of(Counter::RateLimited),
             table_full: of(Counter::TableFull),
         })
+    }
+
+    /// Takes the hooks away, so that what is still in the ring is the last of it. The ledger can be read afterwards.
+    pub fn detach(&mut self) -> Result<(), LedgerError> {
+        // A program tells its statistics only as long as it is loaded.
+        self.missed_runs = self.count_missed_runs()?;
+        self.programs = None;
+        Ok(())
+    }
+
+    fn count_missed_runs(&mut self) -> io::Result<u64> {
+        self.program_info.iter_mut().map(recursion_misses).sum()
     }
 
     /// Declares the UDP ports that tunnels listen on, in place of those declared before.
@@ -283,7 +296,8 @@ pub fn attach(options: &AttachOptions) -> Result<Attached, AttachError> {
         blind_spots,
         ring: Ring::new(ring, symbols, DropReasons::of(&btf)),
         control: Control {
-            _programs: ebpf,
+            programs: Some(ebpf),
+            missed_runs: 0,
             ledger,
             tunnel_ports,
             program_info,

@@ -3,10 +3,12 @@
 
 pub mod analysis;
 pub mod attach;
+pub mod check;
 pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod decode;
+pub mod demo;
 pub mod devices;
 pub mod escape;
 pub mod event;
@@ -21,7 +23,9 @@ pub mod manual;
 pub mod privilege;
 pub mod probes;
 pub mod record;
+pub mod replay;
 pub mod report;
 pub mod source;
 pub mod topology;
+pub mod trace;
 pub mod verdict;

@@ -1,15 +1,16 @@
-//! Where there is fault in the network, find it: `tracer --help`.
+//! Shows where a reply disappears on this node, and why: `tracer --help`.
 
-use std::io::{self, Write};
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
-use clap::Parser;
+use anyhow::{Context as _, Result};
+use clap::Parser as _;
 use tracer::cli::{Cli, Command};
-use tracer::{exit, manual};
+use tracer::config::{ReportSink, TraceConfig};
+use tracer::{check, demo, exit, manual, replay, report, trace};
 
 fn main() -> ExitCode {
-    match run(&Cli::parse().command) {
+    match run(Cli::parse().command) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             // Where stderr is gone as well, the exit code has to do.
@@ -19,14 +20,33 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: &Command) -> Result<u8> {
+fn run(command: Command) -> Result<u8> {
     match command {
-        Command::Schema { format } => manual::schema(*format)?,
-        Command::Completions { shell } => manual::completions(*shell)?,
-        Command::Man => manual::man()?,
-        Command::Trace(_) | Command::Report(_) | Command::Check | Command::Demo(_) => {
-            bail!("this build cannot do that yet")
+        Command::Trace(args) => {
+            let typed = std::env::args_os().skip(1);
+            let typed = typed
+                .map(|word| word.to_string_lossy().into_owned())
+                .collect();
+            let mut config = TraceConfig::new(*args, typed)?;
+            let (report, failure) = trace::run(&mut config)?;
+            config.report.write(&report)?;
+            match failure {
+                Some(failure) => {
+                    Err(failure).context("the capture could not be written to its end")
+                }
+                None => Ok(report::exit_code(&report)),
+            }
         }
+        Command::Report(args) => {
+            let sink = ReportSink::open(args.report)?;
+            let report = replay::run(&args.capture)?;
+            sink.write(&report)?;
+            Ok(report::exit_code(&report))
+        }
+        Command::Check => check::run(),
+        Command::Demo(args) => demo::run(args.scenario),
+        Command::Schema { format } => Ok(manual::schema(format).map(|()| exit::OK)?),
+        Command::Completions { shell } => Ok(manual::completions(shell).map(|()| exit::OK)?),
+        Command::Man => Ok(manual::man().map(|()| exit::OK)?),
     }
-    Ok(exit::OK)
 }

@@ -64,7 +64,7 @@ fn sections(man: &Man) -> io::Result<String> {
 }
 
 /// Writes to standard output; a reader that has seen enough is no error.
-fn print(page: &[u8]) -> io::Result<()> {
+pub(crate) fn print(page: &[u8]) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(page).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),

@@ -166,23 +166,40 @@ fn continues(at: &Sighting, next: &Sighting, devices: &Devices, view: &View) -> 
 
 /// Splits the sightings of one packet, sorted by time, into its transmissions.
 ///
-/// The TCP timestamp tells two transmissions apart (its clock ticks each millisecond, and a retransmission waits
-/// 200). Without one, the packet passing a place for the second time begins a new transmission.
+/// The TCP timestamp tells two transmissions apart, but for those of one millisecond: a SYN-ACK that answers a
+/// repeated SYN may meet one that is repeated by the timer. They, and those without a timestamp, are told apart by a
+/// place that is passed for the second time, by another skb or without a timestamp to vouch for the skb.
 pub fn split<'a>(sightings: impl IntoIterator<Item = &'a Sighting>) -> Vec<Transmission<'a>> {
     let mut transmissions: Vec<Transmission<'a>> = Vec::new();
     for sighting in sightings {
-        let belongs = |transmission: &&mut Transmission<'a>| match sighting.segment.tsval {
-            Some(tsval) => transmission.first().segment.tsval == Some(tsval),
-            None => {
-                transmission.first().segment.tsval.is_none()
-                    && !transmission
-                        .sightings
-                        .iter()
-                        .any(|seen| same_place(seen, sighting))
-            }
+        let tsval = sighting.segment.tsval;
+        let same_time =
+            |transmission: &Transmission<'a>| transmission.first().segment.tsval == tsval;
+        // The address of an skb that was freed says nothing: it may be another's by now.
+        let same_skb = |transmission: &Transmission<'a>| {
+            let last = transmission
+                .sightings
+                .iter()
+                .rfind(|seen| seen.skb == sighting.skb);
+            tsval.is_some()
+                && last.is_some_and(|last| !matches!(last.point, Point::Drop(_) | Point::Consume))
         };
-        match transmissions.iter_mut().rev().find(belongs) {
-            Some(transmission) => transmission.sightings.push(sighting),
+        let passed = |transmission: &Transmission<'a>| {
+            transmission
+                .sightings
+                .iter()
+                .any(|seen| same_place(seen, sighting))
+        };
+        let index = transmissions
+            .iter()
+            .rposition(|each| same_time(each) && same_skb(each))
+            .or_else(|| {
+                transmissions
+                    .iter()
+                    .rposition(|each| same_time(each) && !passed(each))
+            });
+        match index {
+            Some(index) => transmissions[index].sightings.push(sighting),
             None => transmissions.push(Transmission {
                 sightings: vec![sighting],
             }),

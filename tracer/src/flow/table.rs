@@ -96,6 +96,16 @@ impl FlowTable {
         self.table_full
     }
 
+    /// How many flows there are.
+    pub fn len(&self) -> usize {
+        self.flows.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.flows.is_empty()
+    }
+
     /// Every flow, in the order of its key.
     pub fn iter(&self) -> impl Iterator<Item = (&FlowKey, &FlowEvents)> {
         self.flows.iter()

@@ -62,10 +62,12 @@ pub struct CaptureReader<R> {
 /// What was in a capture and did not become a record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unread {
-    /// Lines that are broken, cut off or too long.
+    /// Lines that are broken or too long.
     pub undecodable: u64,
     /// Records of a kind that only a newer tracer knows.
     pub unknown: u64,
+    /// It ends in the middle of something, which is what a killed writer leaves.
+    pub cut: bool,
 }
 
 /// Opens a capture, compressed or not, and reads its header.
@@ -102,7 +104,9 @@ pub fn read<R: BufRead + 'static>(
 
 enum Line {
     Complete,
-    Truncated,
+    TooLong,
+    /// Half a line at the end of the file.
+    Cut,
     End,
 }
 
@@ -123,7 +127,7 @@ impl<R: BufRead> CaptureReader<R> {
             .map_err(|source| CaptureError::Io { line: 1, source })?
         {
             Line::End => return Err(CaptureError::Empty),
-            Line::Truncated => return Err(CaptureError::NoHeader),
+            Line::TooLong | Line::Cut => return Err(CaptureError::NoHeader),
             Line::Complete => {}
         }
         match serde_json::from_slice::<SchemaOnly>(&self.buffer) {
@@ -151,8 +155,11 @@ impl<R: BufRead> CaptureReader<R> {
         if self.buffer.is_empty() {
             return Ok(Line::End);
         }
+        if (self.buffer.len() as u64) < LINE_BYTES_MAX {
+            return Ok(Line::Cut);
+        }
         self.input.skip_until(b'\n')?;
-        Ok(Line::Truncated)
+        Ok(Line::TooLong)
     }
 }
 
@@ -163,7 +170,8 @@ impl<R: BufRead> Iterator for CaptureReader<R> {
         while !self.ended {
             match self.next_line() {
                 Ok(Line::End) => self.ended = true,
-                Ok(Line::Truncated) => self.counts.undecodable += 1,
+                Ok(Line::Cut) => self.counts.cut = true,
+                Ok(Line::TooLong) => self.counts.undecodable += 1,
                 Ok(Line::Complete) => match serde_json::from_slice(&self.buffer) {
                     Ok(record) => return Some(Ok(record)),
                     // The only sign of something newer that serde gives: the tag names no variant of ours.
@@ -174,8 +182,11 @@ impl<R: BufRead> Iterator for CaptureReader<R> {
                 },
                 // A compressed file that ends in the middle of a frame, or is damaged: what came before it stands.
                 Err(error) if is_damage(&error) => {
-                    self.counts.undecodable +=
-                        u64::from(!self.buffer.is_empty() || !is_cut(&error));
+                    if is_cut(&error) {
+                        self.counts.cut = true;
+                    } else {
+                        self.counts.undecodable += 1;
+                    }
                     self.ended = true;
                 }
                 Err(source) => {

@@ -193,7 +193,7 @@ fn what_no_hook_writes_is_not_decoded() {
     }
     let mut record = dropped(&[], 0);
     let stack_len = size_of::<DropRecord>() - 4;
-    record[stack_len] = 9;
+    record[stack_len] = STACK_FRAMES_MAX as u8 + 1;
     assert_eq!(
         decoder.decode(&record),
         None,

@@ -54,7 +54,13 @@ impl<'a> Finding<'a> {
 pub fn judge<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Judgement<'a> {
     let losses = losses::of(flow, scene);
     if flow.request.is_empty() {
-        return conclude(unseen(flow), losses, true);
+        let finding = unseen(flow);
+        let doubt =
+            doubt(flow, &finding, scene).filter(|_| finding.confidence == Confidence::Inferred);
+        return match doubt {
+            Some(doubt) => conclude(in_doubt(&doubt, finding), losses, true),
+            None => conclude(finding, losses, true),
+        };
     }
     if let Some(finding) = answered(flow, &losses, scene).or_else(|| refused(flow, scene)) {
         return conclude(finding, losses, true);
@@ -217,7 +223,7 @@ fn answered<'a>(flow: &Flow<'a>, losses: &[Loss<'a>], scene: &Scene<'_>) -> Opti
     }
     if let Some(loss) = lost.first() {
         summary = format!(
-            "{summary}; a {} was killed {} {}",
+            "{summary}; one {} was killed {} {}",
             loss.packet.name(),
             scene.place_words(loss.sighting),
             loss.diagnosis.phrase
@@ -255,7 +261,10 @@ fn refused<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<'a>> {
         .request
         .iter()
         .flat_map(|request| request.sightings().iter().copied())
-        .find_map(|sighting| Some((sighting, diagnosis::of(sighting, scene.devices())?)));
+        // The RST answers the SYN that died last before it.
+        .filter(|sighting| sighting.order() < rst.order())
+        .filter_map(|sighting| Some((sighting, diagnosis::of(sighting, scene.devices())?)))
+        .max_by_key(|(sighting, _)| sighting.order());
     let (cause, at) = match killer {
         Some((dead, diagnosis)) if diagnosis.code == CauseCode::Netfilter => {
             let rejected = Diagnosis {

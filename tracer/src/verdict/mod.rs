@@ -86,14 +86,20 @@ impl<'a> Scene<'a> {
         transmission.end(self.devices(), self.view())
     }
 
-    /// The transmission that came furthest, ties to the latest.
+    /// The transmission that came furthest, ties to the latest; but one that merely was not seen again (it may still
+    /// wait in a queue) says less than one whose end is known.
     pub fn furthest<'t, 'f>(
         &self,
         transmissions: &'t [Transmission<'f>],
     ) -> Option<&'t Transmission<'f>> {
-        transmissions
-            .iter()
-            .max_by_key(|transmission| (transmission.distance(), transmission.first().order()))
+        transmissions.iter().max_by_key(|transmission| {
+            let end_is_known = !matches!(self.end(transmission), End::Vanished(_));
+            (
+                transmission.distance(),
+                end_is_known,
+                transmission.first().order(),
+            )
+        })
     }
 
     /// A core hook that is not attached: absence then proves nothing.

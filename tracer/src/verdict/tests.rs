@@ -128,7 +128,7 @@ impl Story {
                 vni: None,
                 udp_port: None,
                 underlay_ifindex: None,
-                addrs: addr.map(|addr| addr.into()).into_iter().collect(),
+                addrs: addr.map(Into::into).into_iter().collect(),
                 removed: false,
             }))
         };
@@ -310,6 +310,10 @@ fn ack(at_ms: u64) -> Segment {
     segment(TcpFlags::ACK, ISN + 1, SERVER_ISN + 1, at_ms)
 }
 
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "it stands where a story may have no death"
+)]
 fn killed(reason: &str, functions: &[&str]) -> Option<Death> {
     let mut symbols = functions.iter().map(|name| Symbol {
         function: (*name).to_owned(),
@@ -833,4 +837,78 @@ fn without_timestamps_a_repeated_hop_begins_another_transmission() {
         Confidence::Proven,
         |judgement| assert!(judgement.is_final),
     );
+}
+
+#[test]
+fn two_transmissions_of_one_millisecond_are_two() {
+    let mut story = Story::whole();
+    story.syn(0, &THERE);
+    // The answer to a repeated SYN and the timer's own repetition, both at 1.000 s.
+    for _ in 0..2 {
+        story.see(1_000, false, syn_ack(1_000), &BACK[..2], nft_forward());
+        // The second has the address of the first, which is free by then.
+        story.skb -= 1;
+    }
+    story.now_ns = 1_001 * MS;
+    story.check(VerdictCode::ReplyDropped, Confidence::Proven, |judgement| {
+        assert_eq!(judgement.losses.len(), 2);
+        assert!(judgement.is_final);
+    });
+}
+
+#[test]
+fn a_copy_that_still_waits_does_not_hide_the_deaths_of_the_others() {
+    let mut story = Story::whole();
+    let neigh = || killed("NEIGH_FAILED", &["neigh_invalidate", "neigh_timer_handler"]);
+    for at_ms in [0, 1_000, 3_000] {
+        story.see(at_ms, true, syn(at_ms), &THERE[..4], neigh());
+    }
+    story.syn(3_100, &THERE[..4]);
+    story.check(
+        VerdictCode::RequestDropped,
+        Confidence::Proven,
+        |judgement| {
+            assert_eq!(
+                judgement.cause.as_ref().expect("a cause").code,
+                CauseCode::NeighbourUnresolved
+            );
+        },
+    );
+}
+
+#[test]
+fn a_refusal_answers_the_syn_that_died_last_before_it() {
+    let mut story = Story::whole();
+    story.see(0, true, syn(0), &THERE[..4], nft_forward());
+    story.see(1_000, true, syn(1_000), &THERE[..6], in_tcp("NO_SOCKET"));
+    story.see(
+        1_001,
+        false,
+        segment(TcpFlags::RST | TcpFlags::ACK, 0, ISN + 1, 1),
+        &BACK,
+        None,
+    );
+    story.check(VerdictCode::Refused, Confidence::Proven, |judgement| {
+        assert_eq!(
+            judgement.cause.as_ref().expect("a cause").code,
+            CauseCode::NoListener
+        );
+    });
+}
+
+#[test]
+fn a_connection_from_before_the_trace_is_not_inferred_healthy_where_events_were_lost() {
+    let mut story = Story::whole();
+    let data = Segment {
+        payload_len: 100,
+        ..segment(TcpFlags::ACK, 50, 70, 0)
+    };
+    story.see(0, true, data, &THERE[..6], None);
+    story.see(1, false, segment(TcpFlags::ACK, 70, 150, 1), &BACK, None);
+    story.analysis.push(&Record::Ledger(Ledger {
+        time_ns: 2_000 * MS,
+        ring_full: 1,
+        ..Ledger::default()
+    }));
+    story.check(VerdictCode::Inconclusive, Confidence::Inconclusive, |_| {});
 }

@@ -143,7 +143,7 @@ fn stopped(stopped_by: StoppedBy) -> Option<&'static str> {
     match stopped_by {
         StoppedBy::Duration | StoppedBy::Verdict => None,
         StoppedBy::Signal => Some("by Ctrl-C or SIGTERM"),
-        StoppedBy::Cut => Some("the capture ends without its end: whoever wrote it was killed"),
+        StoppedBy::Cut => Some("the capture was cut: whoever wrote it was killed"),
         StoppedBy::Failure => Some("the tracer could not go on; this is what it saw before"),
     }
 }
