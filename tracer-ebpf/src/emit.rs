@@ -17,7 +17,7 @@ use tracer_common::{
 
 use crate::{
     config::config,
-    maps::{EVENTS, SCRATCH, SCRATCH_SLOTS, count, counted},
+    maps::{EVENTS, SCRATCH, SCRATCH_BUSY, count, counted},
     skb::{Place, Window},
 };
 
@@ -27,7 +27,6 @@ const FILL_CHECK_INTERVAL: u64 = 32;
 /// Where one running hook works. The captured bytes follow the record, so that both leave together.
 #[repr(C)]
 pub struct Scratch {
-    busy: u64,
     /// What was parsed.
     pub packet: Packet,
     record: [u64; size_of::<DropRecord>() / 8],
@@ -83,32 +82,29 @@ impl Scratch {
     }
 }
 
-/// Runs `work` with a scratch space that no interrupted hook is using. The spaces are taken in order, and an
-/// interrupt gives its own back before the interrupted hook goes on.
+/// Runs `work` with a scratch space that no interrupted hook is using; an interrupt gives its own back before the
+/// interrupted hook goes on.
+///
+/// The number of the space is computed without a branch, so that the verifier walks the rest of a program once.
 #[inline(always)]
 pub fn with_scratch(work: impl FnOnce(&mut Scratch)) {
-    let Some(scratch) = free_scratch() else {
+    let Some(busy) = SCRATCH_BUSY.get_ptr_mut(0) else {
+        return;
+    };
+    // SAFETY: the pointer is this CPU's map value, and what interrupts this hook leaves the value as it was.
+    let before = unsafe { busy.read_volatile() };
+    // The lowest bit that is not set; beyond the last space the lookup finds nothing.
+    let bit = !before & before.wrapping_add(1);
+    let Some(scratch) = SCRATCH.get_ptr_mut(bit >> 1) else {
         count(Counter::Unreadable);
         return;
     };
-    // SAFETY: the pointer is this CPU's map value, which nobody else uses while it is marked.
+    // SAFETY: as above; and nobody else uses a space while its bit is set.
     unsafe {
-        (&raw mut (*scratch).busy).write_volatile(1);
+        busy.write_volatile(before | bit);
         work(&mut *scratch);
-        (&raw mut (*scratch).busy).write_volatile(0);
+        busy.write_volatile(busy.read_volatile() & !bit);
     }
-}
-
-#[inline(always)]
-fn free_scratch() -> Option<*mut Scratch> {
-    for slot in 0..SCRATCH_SLOTS {
-        let scratch = SCRATCH.get_ptr_mut(slot)?;
-        // SAFETY: the pointer is this CPU's map value.
-        if unsafe { (&raw const (*scratch).busy).read_volatile() } == 0 {
-            return Some(scratch);
-        }
-    }
-    None
 }
 
 /// The header of a record that is written now. The only reader of the clock.

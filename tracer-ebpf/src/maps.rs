@@ -11,8 +11,9 @@ use tracer_common::{
 
 use crate::{emit::Scratch, socket::Owner};
 
-/// How many hooks can run inside each other on one CPU: in a task, in a softirq and in a hard interrupt.
-pub const SCRATCH_SLOTS: u32 = 3;
+/// How many hooks can run inside each other on one CPU: in a task, in a softirq and in a hard interrupt. The
+/// numbers of the spaces are those that [`crate::emit::with_scratch`] makes of the bits 0, 1 and 2.
+const SCRATCH_SLOTS: u32 = 3;
 
 /// Flows whose budget is remembered; the least recently seen is forgotten, and begins anew.
 const FLOWS_MAX: u32 = 65_536;
@@ -34,6 +35,10 @@ pub static LEDGER: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTERS, 0)
 /// Where a hook that is too large for the stack works.
 #[map]
 pub static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(SCRATCH_SLOTS, 0);
+
+/// A bit for each of this CPU's scratch spaces that is in use.
+#[map]
+pub static SCRATCH_BUSY: PerCpuArray<u32> = PerCpuArray::with_max_entries(1, 0);
 
 /// The inode numbers of the watched namespaces, where the run is restricted.
 #[map]

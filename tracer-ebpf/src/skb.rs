@@ -192,6 +192,12 @@ impl SkBuff {
         )
     }
 
+    /// Whether the EtherType says that this is an IP packet.
+    #[inline(always)]
+    pub fn is_ip(self) -> bool {
+        matches!(self.protocol(), ETH_P_IP | ETH_P_IPV6)
+    }
+
     #[inline(always)]
     fn protocol(self) -> u16 {
         u16::from_be(load(self.0, config!(offsets.skb_protocol)))
@@ -203,16 +209,15 @@ impl SkBuff {
         Device(load_pointer(self.0, config!(offsets.skb_dev)))
     }
 
-    /// The frame that a driver is handed, from its first byte on.
+    /// What a driver is handed: the whole frame of an Ethernet device; of any other kind, whose link header this
+    /// parser does not read, the IP packet.
     #[inline(always)]
     pub fn transmit_window(self, dev: Device) -> Option<Window> {
-        let start = if dev.is_ethernet() {
-            Start::Ethernet
-        } else {
-            Start::Ip
-        };
+        if !dev.is_ethernet() {
+            return self.network_window();
+        }
         let layout = self.layout();
-        layout.window(layout.data, start)
+        layout.window(layout.data, Start::Ethernet)
     }
 
     /// The packet that enters the receive path, whose link header is pulled already. A VLAN tag that is still in

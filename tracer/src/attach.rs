@@ -65,6 +65,8 @@ pub struct AttachOptions {
     pub ring_bytes: u32,
     /// Events of an established TCP flow before the rest is held back; 0 for all.
     pub budget: u32,
+    /// The tunnels that are known already; [`Control::set_tunnel_ports`] adds those that appear later.
+    pub tunnel_ports: TunnelPorts,
 }
 
 impl Default for AttachOptions {
@@ -74,6 +76,7 @@ impl Default for AttachOptions {
             netns: None,
             ring_bytes: RING_BYTES,
             budget: BUDGET,
+            tunnel_ports: TunnelPorts::NONE,
         }
     }
 }
@@ -154,7 +157,7 @@ pub struct Control {
     /// Programs and links live as long as this.
     programs: Option<Ebpf>,
     ledger: PerCpuArray<MapData, u64>,
-    tunnel_ports: Array<MapData, [u8; size_of::<TunnelPorts>()]>,
+    tunnel_ports: Array<MapData, PortBytes>,
     /// `/proc/self/fdinfo` of each program, opened while that is allowed.
     program_info: Vec<File>,
     /// How many runs the kernel had skipped when the programs were last asked.
@@ -198,10 +201,17 @@ impl Control {
 
     /// Declares the UDP ports that tunnels listen on, in place of those declared before.
     pub fn set_tunnel_ports(&mut self, ports: &TunnelPorts) -> Result<(), MapError> {
-        let mut bytes = [0; size_of::<TunnelPorts>()];
-        bytes.copy_from_slice(ports.as_bytes());
-        self.tunnel_ports.set(0, bytes, 0)
+        declare(&mut self.tunnel_ports, ports)
     }
+}
+
+/// [`TunnelPorts`] as the library lets a map hold it.
+type PortBytes = [u8; size_of::<TunnelPorts>()];
+
+fn declare(map: &mut Array<MapData, PortBytes>, ports: &TunnelPorts) -> Result<(), MapError> {
+    let mut bytes: PortBytes = [0; size_of::<TunnelPorts>()];
+    bytes.copy_from_slice(ports.as_bytes());
+    map.set(0, bytes, 0)
 }
 
 /// Why the ledger could not be read. Without it nothing may be inferred.
@@ -253,8 +263,9 @@ pub fn attach(options: &AttachOptions) -> Result<Attached, AttachError> {
     }
     let ring = RingBuf::try_from(take(&mut ebpf, "EVENTS")?).map_err(in_map("EVENTS"))?;
     let ledger = PerCpuArray::try_from(take(&mut ebpf, "LEDGER")?).map_err(in_map("LEDGER"))?;
-    let tunnel_ports =
+    let mut tunnel_ports =
         Array::try_from(take(&mut ebpf, "TUNNEL_PORTS")?).map_err(in_map("TUNNEL_PORTS"))?;
+    declare(&mut tunnel_ports, &options.tunnel_ports).map_err(in_map("TUNNEL_PORTS"))?;
 
     let mut hooks = Vec::new();
     let mut blind_spots = Vec::new();

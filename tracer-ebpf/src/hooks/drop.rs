@@ -6,14 +6,18 @@ use aya_ebpf::{
     EbpfContext as _, helpers::generated::bpf_get_stack, macros::btf_tracepoint,
     programs::BtfTracePointContext,
 };
-use tracer_common::event::{DropRecord, Kind, STACK_FRAMES_MAX};
+use tracer_common::{
+    event::{DropRecord, Kind, STACK_FRAMES_MAX},
+    ledger::Counter,
+};
 
 use super::report;
 use crate::{
     config::config,
     emit::{header, with_scratch},
     filter::{admits, header_len, watches},
-    skb::SkBuff,
+    maps::count,
+    skb::{Place, SkBuff},
 };
 
 /// `kfree_skb(skb, location, reason, …)`
@@ -41,18 +45,21 @@ fn dropped(ctx: &BtfTracePointContext, reason: u32) {
     if !skb.may_be_ip() {
         return;
     }
-    // An skb without a network header has not become, or is not, an IP packet.
     let Some(window) = skb.network_window() else {
+        // Without a network header it is no packet yet (a segment that TCP has not sent, a message between
+        // local sockets), unless its EtherType says otherwise.
+        if skb.is_ip() {
+            count(Counter::Unreadable);
+        }
         return;
     };
     with_scratch(|scratch| {
         if !admits(scratch, Kind::Drop, &window) {
             return;
         }
-        let place = skb.place();
-        if !watches(&place) {
+        let Some(place) = watched_place(skb) else {
             return;
-        }
+        };
         let len = header_len(&scratch.packet, window.captured);
         let record = scratch.record::<DropRecord>();
         // SAFETY: the record lies in the scratch space, which is ours; the helper writes no more than it is told.
@@ -90,9 +97,13 @@ pub fn tracer_consume(ctx: BtfTracePointContext) -> i32 {
     let Some(window) = skb.network_window() else {
         return 0;
     };
-    let place = skb.place();
-    if watches(&place) {
-        report(Kind::Consume, skb, &place, &window);
-    }
+    report(Kind::Consume, skb, &window, || watched_place(skb));
     0
+}
+
+/// Where the skb is, if that is watched. It costs more to find than whether the packet is wanted, so it comes last.
+#[inline(always)]
+fn watched_place(skb: SkBuff) -> Option<Place> {
+    let place = skb.place();
+    watches(&place).then_some(place)
 }

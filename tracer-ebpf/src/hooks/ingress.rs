@@ -21,7 +21,7 @@ pub fn tracer_receive(ctx: BtfTracePointContext) -> i32 {
         return 0;
     }
     match skb.receive_window(dev) {
-        Some(window) => report(Kind::Receive, skb, &place, &window),
+        Some(window) => report(Kind::Receive, skb, &window, || Some(place)),
         None => count(Counter::Unreadable),
     }
     0

@@ -13,16 +13,19 @@ use crate::{
     skb::{Place, SkBuff, Window},
 };
 
-/// Reports a packet at a hook that has nothing else to say.
+/// Reports a packet at a hook that has nothing else to say, if it is wanted and `place` names a place.
 #[inline(always)]
-fn report(kind: Kind, skb: SkBuff, place: &Place, window: &Window) {
+fn report(kind: Kind, skb: SkBuff, window: &Window, place: impl FnOnce() -> Option<Place>) {
     with_scratch(|scratch| {
         if !admits(scratch, kind, window) {
             return;
         }
+        let Some(place) = place() else {
+            return;
+        };
         let len = header_len(&scratch.packet, window.captured);
         let record = PacketRecord {
-            header: header(kind, place),
+            header: header(kind, &place),
             skb: skb.info(window, len as u16),
         };
         // SAFETY: the record lies in the scratch space, which is ours.
