@@ -49,6 +49,7 @@ pub fn run(config: &mut TraceConfig) -> Result<(Report, Option<io::Error>)> {
         },
         ring_bytes: config.ring_bytes,
         budget: if config.all_packets { 0 } else { BUDGET },
+        tunnel_ports: tunnel_ports(&topology.devices()).0,
     })?;
     let mut counters = Counters::open(&topology, &view);
     counters.begin();
