@@ -7,10 +7,19 @@ use anyhow::{Context as _, Result};
 use clap::Parser as _;
 use tracer::cli::{Cli, Command};
 use tracer::config::{ReportSink, TraceConfig};
+use tracer::topology::{NETNS_HELPER, serve_netns};
 use tracer::{check, demo, exit, manual, replay, report, trace};
 
 fn main() -> ExitCode {
-    match run(Cli::parse().command) {
+    let helper = std::env::args_os()
+        .next()
+        .is_some_and(|name| name == NETNS_HELPER);
+    let result = if helper {
+        serve_netns().map(|()| exit::OK)
+    } else {
+        run(Cli::parse().command)
+    };
+    match result {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             // Where stderr is gone as well, the exit code has to do.

@@ -110,7 +110,7 @@ pub fn drop_all(keep: &[Capability]) -> Result<Vec<Capability>, DropError> {
 }
 
 /// Drops the capabilities of this thread alone.
-fn drop_in_this_thread(keep: &[Capability]) -> Result<(), DropError> {
+pub(crate) fn drop_in_this_thread(keep: &[Capability]) -> Result<(), DropError> {
     let permitted = caps::read(None, CapSet::Permitted)?;
     let keep: CapsHashSet = keep
         .iter()

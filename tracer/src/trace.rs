@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal as _, Stdout};
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -41,6 +42,9 @@ pub fn run(config: &mut TraceConfig) -> Result<(Report, Option<io::Error>)> {
     privilege::check()?;
     let mut topology = Topology::open(OpenOptions { cookies: true })?;
     let view = topology.view(&config.netns, config.pods)?;
+    if view == View::Kernel {
+        topology.keep_looking(Path::new("/proc/self/exe"));
+    }
     let attached = attach(&AttachOptions {
         filter: *config.filter_program,
         netns: match &view {
@@ -209,10 +213,13 @@ impl Trace {
     }
 
     fn drain(&mut self) -> bool {
-        let sink = &mut self.sink;
-        let empty = self
-            .ring
-            .drain(|event| sink.push(&Record::Event(Box::new(event))));
+        let Self { sink, topology, .. } = self;
+        let empty = self.ring.drain(|event| {
+            if let Some(netns) = event.netns {
+                topology.notice(netns);
+            }
+            sink.push(&Record::Event(Box::new(event)));
+        });
         sink.flush();
         empty
     }

@@ -8,17 +8,19 @@
 mod counters;
 mod links;
 mod netns;
+mod peers;
 mod routes;
 mod rtnetlink;
+mod scout;
 mod table;
 mod view;
 
 use std::{
-    cmp::Reverse,
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
     fs::File,
     io,
-    os::fd::AsFd as _,
+    path::Path,
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -35,10 +37,15 @@ use crate::{
 use self::{
     netns::{Failure, Opened},
     rtnetlink::{BUFFER_BYTES, Dump, Message, RouteSocket},
+    scout::Scout,
     table::{Limits, Refused, Table},
 };
 
-pub use self::{counters::Counters, view::ViewError};
+pub use self::{
+    counters::Counters,
+    scout::{NETNS_HELPER, serve as serve_netns},
+    view::ViewError,
+};
 
 /// The most namespaces that are opened; each costs two file descriptors.
 const NETNS_MAX: usize = 4_096;
@@ -49,11 +56,17 @@ const LIMITS: Limits = Limits {
     addresses: 262_144,
 };
 
-/// The most questions of the form "which number does this namespace have there" in one go.
-const NSID_QUESTIONS_MAX: usize = 50_000;
-
 /// The most datagrams that one poll takes from one namespace.
 const DATAGRAMS_PER_POLL: usize = 64;
+
+/// How often a namespace that something speaks of is looked for.
+const TRIES: u8 = 3;
+
+/// How long after the last look the next one may follow, since each walks through /proc.
+const LOOK_SOON: Duration = Duration::from_millis(200);
+
+/// How long after the last look the next one follows in any case.
+const LOOK_LATER: Duration = Duration::from_secs(5);
 
 /// How to open a topology.
 #[derive(Clone, Copy, Debug)]
@@ -88,6 +101,20 @@ pub struct Topology {
     unasked: usize,
     cookies: bool,
     buffer: Vec<u8>,
+    /// Looks for namespaces that are born later.
+    scout: Option<Scout>,
+    /// Whether something speaks of a namespace that is not known.
+    look: bool,
+    /// When it was last looked for.
+    last_look: Instant,
+    /// Whether the helper could not be started, or died.
+    scout_lost: bool,
+    /// The namespaces that are open.
+    known: HashSet<NetnsId>,
+    /// Where the last event came from.
+    noticed: Option<NetnsId>,
+    /// How often each unknown namespace was looked for in vain.
+    unknown: HashMap<NetnsId, u8>,
 }
 
 #[derive(Debug)]
@@ -113,11 +140,18 @@ impl Topology {
             unasked: 0,
             cookies: options.cookies,
             buffer: vec![0; BUFFER_BYTES],
+            scout: None,
+            look: false,
+            last_look: Instant::now(),
+            scout_lost: false,
+            known: HashSet::new(),
+            noticed: None,
+            unknown: HashMap::new(),
         };
         topology.adopt(scan.opened);
         if topology.namespaces.is_empty() {
             let failure = topology.failures.first();
-            let errno = failure.map_or(Errno::ENOENT, |failure| failure.errno);
+            let errno = failure.map_or(Errno::ENOENT, |failure| failure.errno());
             return Err(TopologyError::OwnNetns(errno));
         }
         // What is there now is not a change.
@@ -142,6 +176,32 @@ impl Topology {
         self.table.devices()
     }
 
+    /// Starts the process that goes on looking into namespaces when this one may not any more, which must be before the
+    /// privilege is dropped. `tracer` is a program that calls [`serve_netns`] where its name is [`NETNS_HELPER`].
+    pub fn keep_looking(&mut self, tracer: &Path) {
+        match Scout::start(tracer) {
+            Ok(scout) => self.scout = Some(scout),
+            Err(_) => self.scout_lost = true,
+        }
+    }
+
+    /// Hears that an event came from this namespace: where it is not known, the next polls look for it.
+    pub fn notice(&mut self, netns: NetnsId) {
+        // Events come in runs: most are from where the last one came from.
+        if self.noticed.replace(netns) == Some(netns) || self.known.contains(&netns) {
+            return;
+        }
+        let room = self.unknown.len() < NETNS_MAX;
+        match self.unknown.get(&netns) {
+            Some(&tries) => self.look |= tries < TRIES,
+            None if room => {
+                self.unknown.insert(netns, 0);
+                self.look = true;
+            }
+            None => {}
+        }
+    }
+
     /// Takes in what changed since the last call, without waiting: each device that is not as it was, once. A device that
     /// is gone comes as it was last, with `removed`.
     pub fn poll(&mut self) -> Vec<Device> {
@@ -153,7 +213,37 @@ impl Topology {
             }
         }
         self.resolve_peers();
+        if self.look_around().is_err() {
+            self.scout = None;
+            self.scout_lost = true;
+        }
         self.table.changes()
+    }
+
+    /// Takes over the namespaces that the helper has found, and asks for more where something speaks of one.
+    fn look_around(&mut self) -> io::Result<()> {
+        let Some(scout) = &mut self.scout else {
+            return Ok(());
+        };
+        if let Some(scan) = scout.answer()? {
+            self.failures = scan.failures;
+            self.beyond_limit = scan.beyond_limit;
+            self.hidden = scan.hidden;
+            self.release(&scan.gone);
+            self.adopt(scan.opened);
+            return Ok(());
+        }
+        let since = self.last_look.elapsed();
+        if !scout.busy() && (self.look && since >= LOOK_SOON || since >= LOOK_LATER) {
+            self.look = false;
+            self.last_look = Instant::now();
+            let known = self.namespaces.iter().map(|netns| netns.id.inum.into());
+            scout.ask(known.collect())?;
+            for tries in self.unknown.values_mut() {
+                *tries = tries.saturating_add(1);
+            }
+        }
+        Ok(())
     }
 
     /// What this topology does not show.
@@ -169,7 +259,7 @@ impl Topology {
         };
         let failed = self.failures.len();
         let first = self.failures.first();
-        let reason = first.map_or("", |failure| failure.errno.desc());
+        let reason = first.map_or("", |failure| failure.errno().desc());
         add(
             failed,
             "netns_unreachable",
@@ -207,6 +297,11 @@ impl Topology {
                 "where the veths into {unasked} network namespaces lead is not known: there are too many"
             ),
         );
+        add(
+            usize::from(self.scout_lost),
+            "netns_born_later",
+            "nothing looks into network namespaces that are born during the trace: their devices are not known".to_owned(),
+        );
         let Refused { devices, addresses } = self.table.refused();
         add(
             devices,
@@ -236,13 +331,10 @@ impl Topology {
         {
             return Ok(netns);
         }
-        let failure = self
-            .failures
-            .iter()
-            .find(|failure| failure.candidate.inode == inode);
+        let failure = self.failures.iter().find(|failure| failure.inode == inode);
         Err(
             failure.map_or("it was not there when tracer looked", |failure| {
-                failure.errno.desc()
+                failure.errno().desc()
             }),
         )
     }
@@ -269,6 +361,8 @@ impl Topology {
             if let Some(name) = &name {
                 self.table.name(id, name.clone());
             }
+            self.known.insert(id);
+            self.unknown.remove(&id);
             self.namespaces.push(Netns {
                 id,
                 name,
@@ -279,6 +373,21 @@ impl Topology {
         }
         self.table.ask_again();
         self.resolve_peers();
+    }
+
+    /// Lets go of namespaces that only we keep alive.
+    fn release(&mut self, gone: &[u64]) {
+        let gone: HashSet<u64> = gone.iter().copied().collect();
+        let table = &mut self.table;
+        self.namespaces.retain(|netns| {
+            let stays = !gone.contains(&netns.id.inum.into());
+            if !stays {
+                table.release(netns.id);
+                self.known.remove(&netns.id);
+                self.incomplete.remove(&netns.id);
+            }
+            stays
+        });
     }
 
     /// Lists the devices and addresses of a namespace.
@@ -325,64 +434,6 @@ impl Topology {
             }
         }
         Ok(())
-    }
-
-    /// Finds out which namespaces the veths name.
-    fn resolve_peers(&mut self) {
-        let mut wanted: HashMap<NetnsId, BTreeSet<i32>> = HashMap::new();
-        for (netns, nsid) in self.table.take_unresolved() {
-            wanted.entry(netns).or_default().insert(nsid);
-        }
-        if wanted.is_empty() {
-            return;
-        }
-        // Those that know many others come first: then it is known already whom the many others know.
-        let mut order: Vec<usize> = (0..self.namespaces.len()).collect();
-        order.sort_by_key(|index| {
-            let nsids = wanted.get(&self.namespaces[*index].id);
-            Reverse(nsids.map_or(0, BTreeSet::len))
-        });
-        let mut questions = NSID_QUESTIONS_MAX;
-        for index in order {
-            let Some(nsids) = wanted.remove(&self.namespaces[index].id) else {
-                break;
-            };
-            self.resolve_nsids(index, nsids, &mut questions);
-        }
-    }
-
-    /// Asks one namespace for its number of the others, until the wanted numbers have turned up.
-    fn resolve_nsids(&mut self, index: usize, mut wanted: BTreeSet<i32>, questions: &mut usize) {
-        let id = self.namespaces[index].id;
-        let likely = self.table.neighbours(id);
-        let mut others: Vec<usize> = (0..self.namespaces.len()).collect();
-        others.sort_by_key(|other| !likely.contains(&self.namespaces[*other].id));
-        for other in others {
-            if wanted.is_empty() || *questions == 0 {
-                break;
-            }
-            let Ok([asked, other]) = self.namespaces.get_disjoint_mut([index, other]) else {
-                continue;
-            };
-            *questions -= 1;
-            let table = &mut self.table;
-            let answer =
-                asked
-                    .socket
-                    .nsid_of(other.handle.as_fd(), &mut self.buffer, &mut |message| {
-                        if let Some(change) = links::parse(message) {
-                            table.apply(id, change);
-                        }
-                    });
-            if let Ok(Some(nsid)) = answer {
-                table.resolve(id, nsid, other.id);
-                wanted.remove(&nsid);
-            }
-        }
-        if *questions == 0 {
-            self.unasked += wanted.len();
-        }
-        self.table.connect_all(id);
     }
 }
 

@@ -21,6 +21,8 @@ use nix::{
     sched::{CloneFlags, setns},
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::rtnetlink::RouteSocket;
 
 /// Where iproute2 and most container runtimes keep named namespaces.
@@ -46,6 +48,8 @@ struct Found {
     pub beyond_limit: usize,
     /// What tells apart the namespaces that this user may not look at.
     pub hidden: BTreeSet<Option<u64>>,
+    /// The inode numbers of all, those beyond the limit included.
+    pub present: BTreeSet<u64>,
 }
 
 /// A namespace with a socket in it.
@@ -59,36 +63,41 @@ pub(super) struct Opened {
 }
 
 /// Why a namespace could not be opened.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Failure {
-    pub candidate: Candidate,
-    pub errno: Errno,
+    pub inode: u64,
+    /// An errno.
+    pub error: i32,
 }
 
 impl Failure {
     /// Whether the path does not refer to the namespace any more (a process ended).
-    fn vanished(&self) -> bool {
-        matches!(self.errno, Errno::ENOENT | Errno::ESRCH | Errno::ESTALE)
+    pub(super) fn errno(self) -> Errno {
+        Errno::from_raw(self.error)
+    }
+
+    fn vanished(self) -> bool {
+        matches!(self.errno(), Errno::ENOENT | Errno::ESRCH | Errno::ESTALE)
     }
 }
 
 /// Looks for namespaces: ours, those in `/run/netns`, those mounted anywhere else that we can see (Docker, CRI), and
 /// those of all processes. A namespace that only a file descriptor or a thread holds is not found.
 fn find(limit: usize) -> io::Result<Found> {
-    let own = fs::metadata("/proc/self/ns/net")?;
+    let own = fs::metadata("/proc/thread-self/ns/net")?;
     let mut seen = Seen {
         device: own.dev(),
         limit,
         inodes: BTreeMap::new(),
         found: Found::default(),
     };
-    seen.add(own.ino(), None, Path::new("/proc/self/ns/net"));
+    seen.add(own.ino(), None, Path::new("/proc/thread-self/ns/net"));
 
     for name in names() {
         let path = Path::new(NAMED).join(&name);
         seen.add_path(&path, Some(name.to_string_lossy().into_owned()));
     }
-    if let Ok(mounts) = fs::read("/proc/self/mountinfo") {
+    if let Ok(mounts) = fs::read("/proc/thread-self/mountinfo") {
         for (inode, path) in mounted(&mounts) {
             seen.add(inode, None, &path);
         }
@@ -98,6 +107,7 @@ fn find(limit: usize) -> io::Result<Found> {
             seen.add_path(&process.path().join("ns/net"), None);
         }
     }
+    seen.found.present = seen.inodes.into_keys().collect();
     Ok(seen.found)
 }
 
@@ -115,7 +125,7 @@ pub(super) fn names() -> Vec<std::ffi::OsString> {
 
 /// The namespace that a path refers to, if it refers to a namespace of any kind.
 pub(super) fn inode_at(path: &Path) -> io::Result<Option<u64>> {
-    let nsfs = fs::metadata("/proc/self/ns/net")?.dev();
+    let nsfs = fs::metadata("/proc/thread-self/ns/net")?.dev();
     let file = fs::metadata(path)?;
     Ok((file.dev() == nsfs).then_some(file.ino()))
 }
@@ -144,7 +154,7 @@ impl Seen {
     fn add_hidden(&mut self, path: &Path) {
         let device_list = |process: &Path| Some(fs::metadata(process.join("net/dev")).ok()?.ino());
         let there = path.ancestors().nth(2).and_then(device_list);
-        if there.is_none() || there != device_list(Path::new("/proc/self")) {
+        if there.is_none() || there != device_list(Path::new("/proc/thread-self")) {
             self.found.hidden.insert(there);
         }
     }
@@ -172,7 +182,7 @@ impl Seen {
     }
 }
 
-/// The network namespaces that are mounted somewhere, by `/proc/self/mountinfo`: its fourth field is `net:[INODE]`.
+/// The network namespaces that are mounted somewhere, by `/proc/thread-self/mountinfo`: its fourth field is `net:[INODE]`.
 fn mounted(mountinfo: &[u8]) -> Vec<(u64, PathBuf)> {
     mountinfo
         .split(|byte| *byte == b'\n')
@@ -212,6 +222,8 @@ pub(super) struct Scan {
     pub beyond_limit: usize,
     /// Namespaces of processes that this user may not look at.
     pub hidden: usize,
+    /// Known namespaces that nothing on this node refers to any more.
+    pub gone: Vec<u64>,
 }
 
 /// Opens every namespace that is not known yet.
@@ -224,6 +236,7 @@ pub(super) fn scan(known: &BTreeSet<u64>, limit: usize) -> io::Result<Scan> {
             mut candidates,
             beyond_limit,
             hidden,
+            present,
         } = find(limit)?;
         candidates.retain(|candidate| {
             let inode = candidate.inode;
@@ -234,12 +247,20 @@ pub(super) fn scan(known: &BTreeSet<u64>, limit: usize) -> io::Result<Scan> {
         scan.failures = failures;
         scan.beyond_limit = beyond_limit;
         scan.hidden = hidden.len();
-        if !scan.failures.iter().any(Failure::vanished) {
+        scan.gone = known.difference(&present).copied().collect();
+        if !scan.failures.iter().any(|failure| failure.vanished()) {
             break;
         }
     }
     scan.failures.retain(|failure| !failure.vanished());
     Ok(scan)
+}
+
+fn failure(inode: u64, errno: Errno) -> Failure {
+    Failure {
+        inode,
+        error: errno as i32,
+    }
 }
 
 /// Opens each namespace and a socket in it.
@@ -250,7 +271,7 @@ fn open(candidates: Vec<Candidate>) -> (Vec<Opened>, Vec<Failure>) {
     for candidate in candidates {
         match open_handle(&candidate) {
             Ok(handle) => handles.push((candidate, handle)),
-            Err(errno) => failures.push(Failure { candidate, errno }),
+            Err(errno) => failures.push(failure(candidate.inode, errno)),
         }
     }
     let sockets = in_each(
@@ -266,7 +287,7 @@ fn open(candidates: Vec<Candidate>) -> (Vec<Opened>, Vec<Failure>) {
                 handle,
                 socket,
             }),
-            Err(errno) => failures.push(Failure { candidate, errno }),
+            Err(errno) => failures.push(failure(candidate.inode, errno)),
         }
     }
     (opened, failures)
@@ -333,7 +354,7 @@ mod tests {
     #[test]
     fn our_own_namespace_is_found_first_and_opens_without_privilege() {
         let found = find(100).unwrap();
-        let own = fs::metadata("/proc/self/ns/net").unwrap().ino();
+        let own = fs::metadata("/proc/thread-self/ns/net").unwrap().ino();
         assert_eq!(found.candidates[0].inode, own);
         let (opened, failures) = open(found.candidates[..1].to_vec());
         assert!(failures.is_empty(), "{failures:?}");
@@ -383,7 +404,7 @@ mod tests {
         let candidate = Candidate {
             inode: 1,
             name: None,
-            path: PathBuf::from("/proc/self/ns/net"),
+            path: PathBuf::from("/proc/thread-self/ns/net"),
         };
         let (opened, failures) = open(vec![candidate]);
         assert!(opened.is_empty());

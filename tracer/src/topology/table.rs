@@ -153,6 +153,21 @@ impl Table {
         }
     }
 
+    /// Forgets a namespace for good, without a word about its devices: nothing is known of them any more.
+    pub(super) fn release(&mut self, netns: NetnsId) {
+        self.forget(netns);
+        let claimers: Vec<DeviceId> = self.claims_on(netns).collect();
+        for id in claimers {
+            self.set_claim(id, None);
+        }
+        let silent = all_of(netns);
+        self.reported.retain(|id, _| !silent.contains(id));
+        self.changed.retain(|id| !silent.contains(id));
+        self.names.remove(&netns);
+        self.nsids
+            .retain(|(from, _), to| *from != netns && *to != netns);
+    }
+
     fn put(&mut self, id: DeviceId, link: Link) {
         if !self.devices.contains_key(&id) && self.devices.len() >= self.limits.devices {
             self.refused.devices += 1;
@@ -306,10 +321,14 @@ impl Table {
 
     /// The namespaces whose veths are known to lead into this one.
     pub(super) fn neighbours(&self, netns: NetnsId) -> BTreeSet<NetnsId> {
-        let range = all_of(netns);
-        let range = (*range.start(), FIRST)..=(*range.end(), LAST);
-        let claims = self.claims.range(range);
-        claims.map(|(_, claimer)| claimer.netns).collect()
+        self.claims_on(netns).map(|id| id.netns).collect()
+    }
+
+    /// The devices whose other end is said to be in this namespace.
+    fn claims_on(&self, netns: NetnsId) -> impl Iterator<Item = DeviceId> {
+        let devices = all_of(netns);
+        let range = (*devices.start(), FIRST)..=(*devices.end(), LAST);
+        self.claims.range(range).map(|(_, claimer)| *claimer)
     }
 
     fn record(&self, id: DeviceId) -> Option<Device> {
@@ -522,6 +541,20 @@ mod tests {
         table.apply(HOST, Change::Address(5, IpAddr::from([10, 0, 0, 9])));
         assert_eq!(table.refused(), refused);
         assert_eq!(table.devices().len(), 4);
+    }
+
+    #[test]
+    fn a_released_namespace_is_not_said_to_be_gone() {
+        let mut table = table();
+        cable(&mut table);
+        table.take_unresolved();
+        table.changes();
+        table.release(POD);
+        assert_eq!(peers(&table.changes()), [(id(HOST, 7), None, false)]);
+        assert_eq!(table.devices().len(), 1);
+        // Its number in HOST may be given to another namespace now.
+        table.ask_again();
+        assert_eq!(table.take_unresolved(), BTreeSet::from([(HOST, 0)]));
     }
 
     #[test]
