@@ -73,7 +73,8 @@ pub fn tracer_rst_out(ctx: BtfTracePointContext) -> i32 {
     let mut ends = None;
     with_scratch(|scratch| {
         if parse_window(scratch, &window) {
-            ends = scratch.packet.inner().map(receiver);
+            // The network header is that of the segment itself: there is nothing around it.
+            ends = scratch.packet.outer().map(receiver);
         }
     });
     if let Some(ends) = ends {

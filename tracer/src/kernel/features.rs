@@ -23,7 +23,7 @@ pub struct Features {
     pub reason_consumed: u32,
     /// Whether `kfree_skb` tells a reason (since 5.17).
     pub drop_has_reason: bool,
-    /// Whether `consume_skb` tells who consumed (since 6.2).
+    /// Whether `consume_skb` tells who consumed (since 6.3).
     pub consume_has_location: bool,
     /// The addresses of `tcp_rcv_state_process`, which consumes what a socket's state machine took; `None` where
     /// the kernel hides them.
