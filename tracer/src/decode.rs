@@ -3,16 +3,13 @@
 
 use std::net::SocketAddr;
 
-use tracer_common::event::{START_ETHERNET, START_IP};
 use tracer_common::packet::{self, Frame, IpProto, Layer, Packet, Start, TunnelPorts};
 
 use crate::event::{Event, Skb, What};
-use crate::flow::{FiveTuple, Point, Segment, Sighting, TcpFlags, Tunnel, TunnelKind};
+use crate::flow::{FiveTuple, IcmpError, Point, Segment, Sighting, TcpFlags, Tunnel, TunnelKind};
 
-const _: () = assert!(START_ETHERNET != START_IP);
-
-/// The TCP packet that an event shows, or `None` where the event shows no packet, or one that is not TCP or whose
-/// TCP header was not captured.
+/// What an event shows of a TCP flow: a segment of it, or an ICMP error about one. `None` where the event shows no
+/// packet, or one that is neither, or whose TCP header was not captured.
 pub fn sighting(event: &Event, ports: &TunnelPorts) -> Option<Sighting> {
     let (skb, point) = match &event.what {
         What::Xmit { skb } => (skb, Point::Xmit),
@@ -22,9 +19,9 @@ pub fn sighting(event: &Event, ports: &TunnelPorts) -> Option<Sighting> {
         What::XmitFailed { .. } | What::Socket { .. } => return None,
     };
     let packet = parse(skb, ports);
-    let inner = packet
-        .inner()
-        .filter(|layer| layer.is_tcp() && !packet.has_quoted)?;
+    let inner = packet.inner()?;
+    // An ICMP error is filed with the flow whose segment it quotes.
+    let flow = packet.flow().filter(|layer| layer.is_tcp())?;
     let outer = packet.outer()?;
     Some(Sighting {
         time_ns: event.time_ns,
@@ -38,18 +35,29 @@ pub fn sighting(event: &Event, ports: &TunnelPorts) -> Option<Sighting> {
         mark: skb.mark,
         tuple: FiveTuple {
             protocol: IpProto::Tcp as u8,
-            src: SocketAddr::new(inner.src_addr(), inner.src_port),
-            dst: SocketAddr::new(inner.dst_addr(), inner.dst_port),
+            src: SocketAddr::new(flow.src_addr(), flow.src_port),
+            dst: SocketAddr::new(flow.dst_addr(), flow.dst_port),
         },
         segment: Segment {
-            seq: inner.seq,
-            ack: inner.ack,
-            flags: TcpFlags(inner.tcp_flags),
-            payload_len: inner.payload_len,
-            tsval: packet::tcp_options(&skb.headers, inner).timestamp,
+            seq: flow.seq,
+            ack: flow.ack,
+            flags: TcpFlags(flow.tcp_flags),
+            payload_len: flow.payload_len,
+            tsval: packet::tcp_options(&skb.headers, flow).timestamp,
         },
+        icmp: packet.has_quoted.then(|| icmp(inner)),
         tunnels: packet.layers().iter().filter_map(tunnel).collect(),
     })
+}
+
+fn icmp(layer: &Layer) -> IcmpError {
+    IcmpError {
+        version: layer.version,
+        kind: layer.icmp_type,
+        code: layer.icmp_code,
+        from: layer.src_addr(),
+        to: layer.dst_addr(),
+    }
 }
 
 /// The headers of a packet.

@@ -125,6 +125,54 @@ impl Segment {
     }
 }
 
+/// An ICMP or ICMPv6 error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct IcmpError {
+    /// 4 for ICMP, 6 for ICMPv6.
+    pub version: u8,
+    /// The type.
+    pub kind: u8,
+    /// The code.
+    pub code: u8,
+    /// Who sent it.
+    pub from: IpAddr,
+    /// Whom it tells.
+    pub to: IpAddr,
+}
+
+impl IcmpError {
+    /// Whether it says that the destination cannot be reached, for another reason than the packet's size.
+    pub const fn is_unreachable(self) -> bool {
+        match self.version {
+            4 => self.kind == 3 && self.code != 4,
+            _ => self.kind == 1,
+        }
+    }
+
+    /// Whether somebody decided so, rather than that something failed: port unreachable is what a firewall's REJECT says
+    /// to TCP by default, since a host without a listener answers with a RST.
+    pub const fn is_prohibited(self) -> bool {
+        match self.version {
+            4 => self.kind == 3 && matches!(self.code, 3 | 9 | 10 | 13),
+            _ => self.kind == 1 && matches!(self.code, 1 | 4 | 5 | 6),
+        }
+    }
+
+    /// What it says, in the words of RFC 792, RFC 1812 and RFC 4443.
+    pub const fn words(self) -> &'static str {
+        match (self.version, self.kind, self.code) {
+            (4, 3, 0) => "network unreachable",
+            (4, 3, 1) | (6, 1, 3) => "host unreachable",
+            (4, 3, 3) | (6, 1, 4) => "port unreachable",
+            (4, 3, 9 | 10 | 13) | (6, 1, 1) => "administratively prohibited",
+            (6, 1, 0) => "no route to destination",
+            (6, 1, 5) => "source address failed policy",
+            (6, 1, 6) => "route rejected",
+            _ => "destination unreachable",
+        }
+    }
+}
+
 /// A tunnel header around the flow's packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tunnel {
@@ -187,10 +235,12 @@ pub struct Sighting {
     pub packet_len: u32,
     /// `skb->mark`.
     pub mark: u32,
-    /// The addresses here.
+    /// The addresses here; for an ICMP error, those that it quotes.
     pub tuple: FiveTuple,
-    /// The segment.
+    /// The segment; for an ICMP error, the one that it quotes.
     pub segment: Segment,
+    /// The ICMP error that this is, about `segment` on its way from `tuple.src` to `tuple.dst`.
+    pub icmp: Option<IcmpError>,
     /// The tunnel headers around it here, outermost first.
     pub tunnels: Vec<Tunnel>,
 }

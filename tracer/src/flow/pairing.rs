@@ -25,6 +25,8 @@ pub struct Flow<'a> {
     pub refusals: Vec<Transmission<'a>>,
     /// Every other reset.
     pub resets: Vec<Transmission<'a>>,
+    /// ICMP errors about packets of the client, in the order of time.
+    pub errors: Vec<&'a Sighting>,
     /// Everything else, in the order of time.
     pub data: Vec<&'a Sighting>,
     /// What the sockets said.
@@ -99,6 +101,7 @@ struct Attempt<'a> {
     acks: Vec<&'a Sighting>,
     refusals: Vec<&'a Sighting>,
     resets: Vec<&'a Sighting>,
+    errors: Vec<&'a Sighting>,
     data: Vec<&'a Sighting>,
 }
 
@@ -113,6 +116,7 @@ impl<'a> Attempt<'a> {
             acks: Vec::new(),
             refusals: Vec::new(),
             resets: Vec::new(),
+            errors: Vec::new(),
             data: Vec::new(),
         }
     }
@@ -122,6 +126,12 @@ impl<'a> Attempt<'a> {
         let segment = sighting.segment;
         let from_client = sighting.tuple.src == self.client;
         let after_syn = self.isn.map(|isn| isn.wrapping_add(1));
+        if sighting.icmp.is_some() {
+            if from_client {
+                self.errors.push(sighting);
+            }
+            return;
+        }
         if segment.is_syn_ack() {
             self.syn_acks.push(sighting);
         } else if segment.is_reset() {
@@ -152,10 +162,8 @@ pub fn attempts(events: &FlowEvents) -> Vec<Flow<'_>> {
     sightings.sort_by_key(|sighting| sighting.order());
 
     let mut attempts: Vec<Attempt<'_>> = Vec::new();
-    for sighting in sightings
-        .iter()
-        .filter(|sighting| sighting.segment.is_syn())
-    {
+    let opens = |sighting: &&&Sighting| sighting.segment.is_syn() && sighting.icmp.is_none();
+    for sighting in sightings.iter().filter(opens) {
         let (client, isn) = (sighting.tuple.src, Some(sighting.segment.seq));
         let known = attempts
             .iter()
@@ -166,10 +174,7 @@ pub fn attempts(events: &FlowEvents) -> Vec<Flow<'_>> {
         });
         attempts[index].syns.push(sighting);
     }
-    for sighting in sightings
-        .iter()
-        .filter(|sighting| !sighting.segment.is_syn())
-    {
+    for sighting in sightings.iter().filter(|sighting| !opens(sighting)) {
         let index = attempt_of(sighting, &attempts).unwrap_or_else(|| {
             attempts.insert(
                 0,
@@ -186,24 +191,33 @@ pub fn attempts(events: &FlowEvents) -> Vec<Flow<'_>> {
 fn attempt_of(sighting: &Sighting, attempts: &[Attempt<'_>]) -> Option<usize> {
     let segment = sighting.segment;
     let answers = |attempt: &Attempt<'_>| {
-        let syn_answered = segment.is_syn_ack() || segment.is_reset();
+        let syn_answered = sighting.icmp.is_none() && (segment.is_syn_ack() || segment.is_reset());
         syn_answered
             && sighting.tuple.src != attempt.client
             && attempt
                 .isn
                 .is_some_and(|isn| segment.ack == isn.wrapping_add(1))
     };
+    let quotes = |attempt: &Attempt<'_>| {
+        sighting.icmp.is_some()
+            && segment.is_syn()
+            && sighting.tuple.src == attempt.client
+            && attempt.isn == Some(segment.seq)
+    };
     let earlier =
         |attempt: &Attempt<'_>| attempt.start_ns <= sighting.time_ns || attempt.isn.is_none();
-    attempts.iter().rposition(answers).or_else(|| {
-        // A SYN-ACK that acknowledges no SYN of ours answers one that was not seen.
-        let unseen = |attempt: &Attempt<'_>| attempt.isn.is_none();
-        if segment.is_syn_ack() {
-            attempts.iter().position(unseen)
-        } else {
-            attempts.iter().rposition(earlier)
-        }
-    })
+    attempts
+        .iter()
+        .rposition(|attempt| answers(attempt) || quotes(attempt))
+        .or_else(|| {
+            // A SYN-ACK that acknowledges no SYN of ours answers one that was not seen.
+            let unseen = |attempt: &Attempt<'_>| attempt.isn.is_none();
+            if segment.is_syn_ack() {
+                attempts.iter().position(unseen)
+            } else {
+                attempts.iter().rposition(earlier)
+            }
+        })
 }
 
 /// Who asked, where the SYN was not seen: the receiver of a SYN-ACK; else the side with the higher port, since
@@ -250,6 +264,7 @@ fn finish<'a>(attempts: Vec<Attempt<'a>>, events: &'a FlowEvents) -> Vec<Flow<'a
             ack: split_by_sequence(attempt.acks),
             refusals: split_by_sequence(attempt.refusals),
             resets: split_by_sequence(attempt.resets),
+            errors: attempt.errors,
             data: attempt.data,
             sockets: sockets.iter().filter(mine).copied().collect(),
             left_out: events.left_out > 0,
@@ -268,6 +283,7 @@ fn peer_of(client: SocketAddr, attempt: &Attempt<'_>) -> SocketAddr {
         &attempt.acks,
         &attempt.refusals,
         &attempt.resets,
+        &attempt.errors,
         &attempt.data,
     ];
     let tuple = parts

@@ -17,7 +17,7 @@ const XMITS_REMEMBERED: usize = 8;
 /// All that was seen of one five-tuple, in order of arrival.
 #[derive(Debug, Default)]
 pub struct FlowEvents {
-    /// Its packets.
+    /// Its packets, and the ICMP errors about them.
     pub sightings: Vec<Sighting>,
     /// What its sockets said.
     pub sockets: Vec<SocketSighting>,
@@ -123,6 +123,7 @@ impl FlowTable {
         let decides = sighting.segment.is_syn()
             || sighting.segment.is_syn_ack()
             || sighting.segment.is_reset()
+            || sighting.icmp.is_some()
             || !matches!(sighting.point, Point::Xmit | Point::Receive);
         let flow = self.flows.entry(key).or_default();
         let room = if decides {

@@ -9,7 +9,7 @@ use super::{Judgement, Place, Scene, words};
 use crate::event::{NetnsId, TcpState};
 use crate::flow::copies::{End, Transmission};
 use crate::flow::pairing::Flow;
-use crate::flow::{Point, Sighting, TcpFlags};
+use crate::flow::{IcmpError, Point, Sighting, TcpFlags};
 use crate::record::Fact;
 use crate::report::{CauseCode, Confidence, PacketKind, Stage, VerdictCode};
 
@@ -96,6 +96,9 @@ fn conclude<'a>(finding: Finding<'a>, losses: Vec<Loss<'a>>, is_final: bool) -> 
 
 /// Why the finding cannot be trusted: something that could have changed it was lost or never watched.
 fn doubt(flow: &Flow<'_>, finding: &Finding<'_>, scene: &Scene<'_>) -> Option<String> {
+    if flow.first_ns() < scene.analysis.header.start_ns {
+        return Some("it began while the hooks were still being attached".to_owned());
+    }
     if scene.analysis.lost_between(flow.first_ns(), scene.now_ns) {
         return Some("events were lost while this flow was watched (see the ledger)".to_owned());
     }
@@ -254,32 +257,47 @@ fn established_at(flow: &Flow<'_>) -> Option<u64> {
         .or_else(|| flow.client_state_at(TcpState::Established))
 }
 
-/// The SYN was answered with a RST.
+/// The SYN was answered with a RST, or with an ICMP error that says that the server cannot be reached.
 fn refused<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<'a>> {
-    let rst = flow.refusals.first()?.first();
+    let rst = flow.refusals.first().map(Transmission::first);
+    let unreachable = flow
+        .errors
+        .iter()
+        .copied()
+        .find(|error| error.icmp.is_some_and(IcmpError::is_unreachable));
+    let answer = rst.or(unreachable)?;
+    // The SYN that is refused is freed just before or just after the answer is made.
     let killer = flow
         .request
         .iter()
         .flat_map(|request| request.sightings().iter().copied())
-        // The RST answers the SYN that died last before it.
-        .filter(|sighting| sighting.order() < rst.order())
         .filter_map(|sighting| Some((sighting, diagnosis::of(sighting, scene.devices())?)))
-        .max_by_key(|(sighting, _)| sighting.order());
+        .min_by_key(|(sighting, _)| sighting.time_ns.abs_diff(answer.time_ns));
     let (cause, at) = match killer {
-        Some((dead, diagnosis)) if diagnosis.code == CauseCode::Netfilter => {
-            let rejected = Diagnosis {
+        Some((dead, diagnosis)) if diagnosis.code == CauseCode::Netfilter => (
+            Diagnosis {
                 code: CauseCode::Rejected,
                 ..diagnosis
-            };
-            (rejected, dead)
-        }
+            },
+            dead,
+        ),
+        // The ICMP error only tells of a death that we saw better.
+        Some(_) if rst.is_none() => return None,
         Some((dead, diagnosis)) => (diagnosis, dead),
-        None => (refused_elsewhere(rst, scene), rst),
+        None => (refused_elsewhere(answer, scene), answer),
     };
-    let who = match cause.code {
-        CauseCode::NoListener => format!("nobody listens on {}", flow.server),
-        CauseCode::Rejected => format!("a netfilter rule answers for {} with a RST", flow.server),
-        _ => format!("{} answers with a RST", flow.server),
+    let server = flow.server;
+    let who = match (answer.icmp, cause.code) {
+        (Some(icmp), CauseCode::Rejected) if at.icmp.is_none() => {
+            format!(
+                "a netfilter rule answers for {server} with ICMP ({})",
+                icmp.words()
+            )
+        }
+        (Some(icmp), _) => format!("{} says by ICMP: {}", icmp.from, icmp.words()),
+        (None, CauseCode::NoListener) => format!("nobody listens on {server}"),
+        (None, CauseCode::Rejected) => format!("a netfilter rule answers for {server} with a RST"),
+        (None, _) => format!("{server} answers with a RST"),
     };
     let mut summary = format!("refused: {who} ({})", scene.place_words(at));
     let fates: Vec<End<'_>> = flow
@@ -292,10 +310,8 @@ fn refused<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<'a>> {
             .iter()
             .all(|end| matches!(end, End::Died(dead) if !arrived_in_tcp(dead)))
     {
-        summary = format!(
-            "{summary}, and the RST died {}, so the client sees a timeout",
-            scene.place_words(dead)
-        );
+        let place = scene.place_words(dead);
+        summary = format!("{summary}, and the RST died {place}, so the client sees a timeout");
     }
     let finding =
         Finding::new(VerdictCode::Refused, Confidence::Proven, summary).at(at, cause.stage);
@@ -310,23 +326,39 @@ fn arrived_in_tcp(dead: &Sighting) -> bool {
     matches!(&dead.point, Point::Drop(death) if losses::freed_in_tcp(death))
 }
 
-/// A RST whose reason lies outside the view.
-fn refused_elsewhere(rst: &Sighting, scene: &Scene<'_>) -> Diagnosis {
+/// A refusal whose reason lies outside the view.
+fn refused_elsewhere(answer: &Sighting, scene: &Scene<'_>) -> Diagnosis {
+    let place = scene.place_words(answer);
+    let (code, what, detail) = match answer.icmp {
+        Some(icmp) => (
+            if icmp.is_prohibited() {
+                CauseCode::Rejected
+            } else {
+                CauseCode::Unknown
+            },
+            format!("ICMP {}", icmp.words()),
+            format!("the ICMP error of {} was first seen {place}", icmp.from),
+        ),
+        None => (
+            CauseCode::Unknown,
+            "RST that acknowledges the SYN".to_owned(),
+            format!(
+                "the RST was first seen {place}: a closed port there, or a firewall on the way, sent it"
+            ),
+        ),
+    };
     Diagnosis {
-        code: CauseCode::Unknown,
-        stage: if rst.point == Point::Receive {
+        code,
+        stage: if answer.point == Point::Receive {
             Stage::Ingress
         } else {
             Stage::LocalOut
         },
-        phrase: "by a RST".to_owned(),
-        detail: Some(format!(
-            "the RST was first seen {}: a closed port there, or a firewall on the way, sent it",
-            scene.place_words(rst)
-        )),
+        phrase: format!("by {what}"),
+        detail: Some(detail),
         evidence: vec![Evidence::Event {
-            time_ns: rst.time_ns,
-            summary: "RST that acknowledges the SYN".to_owned(),
+            time_ns: answer.time_ns,
+            summary: what,
         }],
     }
 }

@@ -1,7 +1,7 @@
 //! Verdicts on hand-made flows: a client pod and a server pod on two nodes, and what each of the rules of product.md
 //! makes of what was seen.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use super::{Judgement, Scene, judge};
 use crate::analysis::Analysis;
@@ -9,7 +9,7 @@ use crate::event::{
     Death, DeviceId, Event, NetnsId, SkbId, Socket, SocketHook, Symbol, TcpState, What,
 };
 use crate::flow::pairing::attempts;
-use crate::flow::{FiveTuple, Point, Segment, Sighting, TcpFlags};
+use crate::flow::{FiveTuple, IcmpError, Point, Segment, Sighting, TcpFlags};
 use crate::record::{Device, Fact, Header, Hook, HookState, Ledger, Record, View};
 use crate::report::{CauseCode, Confidence, PacketKind, Stage, VerdictCode};
 
@@ -76,6 +76,8 @@ struct Story {
     sequence: u32,
     skb: u64,
     now_ns: u64,
+    /// What the packets that are seen next are, if not segments.
+    icmp: Option<IcmpError>,
 }
 
 impl Story {
@@ -175,6 +177,7 @@ impl Story {
             sequence: 0,
             skb: 100,
             now_ns: 10_000 * MS,
+            icmp: None,
         }
     }
 
@@ -229,6 +232,7 @@ impl Story {
                     dst,
                 },
                 segment,
+                icmp: self.icmp,
                 tunnels: Vec::new(),
             });
         }
@@ -910,5 +914,82 @@ fn a_connection_from_before_the_trace_is_not_inferred_healthy_where_events_were_
         ring_full: 1,
         ..Ledger::default()
     }));
+    story.check(VerdictCode::Inconclusive, Confidence::Inconclusive, |_| {});
+}
+
+const PROHIBITED: Option<IcmpError> = Some(IcmpError {
+    version: 4,
+    kind: 3,
+    code: 13,
+    from: IpAddr::V4(Ipv4Addr::new(192, 168, 0, 2)),
+    to: IpAddr::V4(Ipv4Addr::new(10, 0, 1, 2)),
+});
+
+#[test]
+fn a_rule_that_rejects_with_icmp_refuses() {
+    let mut story = Story::whole();
+    story.see(0, true, syn(0), &THERE[..4], nft_forward());
+    story.icmp = PROHIBITED;
+    story.see(0, true, syn(0), &BACK[2..], None);
+    story.now_ns = 5 * MS;
+    story.check(VerdictCode::Refused, Confidence::Proven, |judgement| {
+        assert_eq!(
+            judgement.cause.as_ref().expect("a cause").code,
+            CauseCode::Rejected
+        );
+        assert_eq!(judgement.at.expect("a place").sighting.netns, Some(NODE_B));
+    });
+}
+
+#[test]
+fn an_icmp_error_from_outside_the_view_refuses() {
+    let mut story = Story::new(View::Netns {
+        netns: vec![NODE_A, POD_A],
+    });
+    story.syn(0, &THERE[..3]);
+    story.icmp = PROHIBITED;
+    story.see(1, true, syn(0), &BACK[3..], None);
+    story.check(VerdictCode::Refused, Confidence::Proven, |judgement| {
+        assert!(
+            judgement.summary.contains("192.168.0.2"),
+            "{}",
+            judgement.summary
+        );
+    });
+}
+
+#[test]
+fn an_icmp_error_about_a_death_that_was_seen_is_not_the_cause() {
+    let mut story = Story::whole();
+    story.see(
+        0,
+        true,
+        syn(0),
+        &THERE[..4],
+        killed("NEIGH_FAILED", &["neigh_invalidate"]),
+    );
+    story.icmp = PROHIBITED;
+    story.see(3_000, true, syn(0), &BACK[2..], None);
+    story.check(VerdictCode::RequestDropped, Confidence::Proven, |_| {});
+}
+
+#[test]
+fn too_big_refuses_nothing() {
+    let mut story = Story::new(View::Netns {
+        netns: vec![NODE_A, POD_A],
+    });
+    story.syn(0, &THERE[..3]);
+    story.icmp = PROHIBITED.map(|error| IcmpError { code: 4, ..error });
+    story.see(1, true, syn(0), &BACK[3..], None);
+    story.check(VerdictCode::RequestLeftNode, Confidence::Inferred, |_| {});
+}
+
+#[test]
+fn a_flow_that_began_while_the_hooks_were_attached_is_not_inferred() {
+    let mut story = Story::new(View::Netns {
+        netns: vec![NODE_B, POD_B],
+    });
+    story.analysis.header.start_ns = 100 * MS;
+    story.syn(99, &THERE[3..]);
     story.check(VerdictCode::Inconclusive, Confidence::Inconclusive, |_| {});
 }
