@@ -5,21 +5,17 @@
 
 use std::{
     collections::hash_map::RandomState,
-    error::Error,
     fs::File,
     hash::BuildHasher as _,
     io::{self, Read as _, Seek as _, SeekFrom},
-    os::fd::{AsFd as _, AsRawFd as _},
     sync::Arc,
     thread,
 };
 
 use aya::{
-    Ebpf, EbpfError, EbpfLoader, Endianness, VerifierLogLevel, include_bytes_aligned,
+    Ebpf, EbpfLoader, VerifierLogLevel, include_bytes_aligned,
     maps::{Array, HashMap, MapData, MapError, PerCpuArray, RingBuf},
-    programs::{BtfTracePoint, ProgramError},
 };
-use caps::{CapSet, Capability};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use thiserror::Error;
 use tracer_common::{
@@ -31,16 +27,17 @@ use tracer_common::{
 use zerocopy::IntoBytes as _;
 
 use crate::{
-    kernel::{
-        btf::{Btf, BtfError},
-        drop_reasons::DropReasons,
-        features::Features,
-        symbols::Symbols,
-    },
-    probes::{PROBES, Probe},
+    kernel::{btf::Btf, drop_reasons::DropReasons, features::Features, symbols::Symbols},
     record::{BlindSpot, Hook, HookState, Ledger},
     source::ring::Ring,
 };
+
+mod error;
+mod programs;
+
+pub use error::AttachError;
+use error::{explain_load, in_map};
+use programs::Programs;
 
 /// The kernel half, as built by this crate's build script.
 static OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/tracer-ebpf"));
@@ -51,7 +48,7 @@ pub const BUDGET: u32 = 64;
 /// How much the ring holds unless the user chooses.
 pub const RING_BYTES: u32 = 8 << 20;
 
-/// The kernel's limit for the ring on every machine (`RINGBUF_MAX_DATA_SZ` is larger, and no run needs it).
+/// Far below what the kernel would give (`RINGBUF_MAX_DATA_SZ`): a larger number is a mistake.
 const RING_BYTES_MAX: u32 = 1 << 30;
 
 /// What to attach, and what to look for.
@@ -78,55 +75,6 @@ impl Default for AttachOptions {
             budget: BUDGET,
             tunnel_ports: TunnelPorts::NONE,
         }
-    }
-}
-
-/// Why nothing could be attached.
-#[derive(Debug, Error)]
-pub enum AttachError {
-    /// The kernel does not describe its types.
-    #[error(
-        "this kernel has no usable type information (BTF), without which tracer cannot read its packets: {0}; \
-         a kernel built with CONFIG_DEBUG_INFO_BTF=y has it"
-    )]
-    NoBtf(#[from] BtfError),
-    /// The kernel refused the programs or maps for lack of privilege.
-    #[error("the kernel does not let this user trace it: {}", advice(.missing))]
-    NotPermitted {
-        /// The capabilities that this process lacks.
-        missing: Vec<&'static str>,
-    },
-    /// None of the hooks could be attached.
-    #[error("no hook could be attached; the first that failed, {hook}, did so because {reason}")]
-    NoHooks {
-        /// The hook.
-        hook: String,
-        /// Why.
-        reason: String,
-    },
-    /// More namespaces than the set holds, or another map that refused its contents.
-    #[error("cannot fill the map {map}: {source}")]
-    Map {
-        /// The map.
-        map: &'static str,
-        /// Why.
-        source: MapError,
-    },
-    /// The object could not be loaded.
-    #[error("the kernel refused tracer's maps: {0}")]
-    Load(#[from] EbpfError),
-    /// A thread of this process could not do its part.
-    #[error("cannot prepare: {0}")]
-    Io(#[from] io::Error),
-}
-
-fn advice(missing: &[&str]) -> String {
-    if missing.is_empty() {
-        "a security policy (lockdown, an LSM, a container's seccomp profile) forbids bpf(); run tracer on the \
-         node itself, not in a container"
-            .to_owned()
-    } else {
-        format!("run it with sudo, or give it {}", missing.join(", "))
     }
 }
 
@@ -267,41 +215,12 @@ pub fn attach(options: &AttachOptions) -> Result<Attached, AttachError> {
         Array::try_from(take(&mut ebpf, "TUNNEL_PORTS")?).map_err(in_map("TUNNEL_PORTS"))?;
     declare(&mut tunnel_ports, &options.tunnel_ports).map_err(in_map("TUNNEL_PORTS"))?;
 
-    let mut hooks = Vec::new();
-    let mut blind_spots = Vec::new();
-    let mut program_info = Vec::new();
-    let names: Vec<&str> = PROBES.iter().map(|probe| probe.tracepoint).collect();
-    // The library wants the kernel's BTF for a number that we already know.
-    let excerpt = aya::Btf::parse(&btf.excerpt(&names), Endianness::default())
-        .map_err(|error| io::Error::other(error.to_string()))?;
-    for probe in PROBES {
-        let (state, reason) = match hook(&mut ebpf, probe, &btf, &excerpt, &features) {
-            Ok(info) => {
-                program_info.push(info);
-                (HookState::Attached, None)
-            }
-            Err((state, reason)) => {
-                let spot = BlindSpot {
-                    code: probe.without.code.to_owned(),
-                    summary: probe.without.summary.to_owned(),
-                };
-                if !blind_spots.contains(&spot) {
-                    blind_spots.push(spot);
-                }
-                (state, Some(reason))
-            }
-        };
-        hooks.push(Hook {
-            name: probe.tracepoint.to_owned(),
-            kind: "tp_btf".to_owned(),
-            state,
-            reason,
-        });
-    }
+    let Programs {
+        hooks,
+        mut blind_spots,
+        info: program_info,
+    } = programs::attach(&mut ebpf, &btf, &features)?;
     blind_spots.extend(general_blind_spots(&features, &symbols));
-    if program_info.is_empty() {
-        return Err(no_hooks(&hooks));
-    }
     Ok(Attached {
         hooks,
         blind_spots,
@@ -330,120 +249,6 @@ fn config(options: &AttachOptions, features: &Features, ring_bytes: u32) -> Conf
         netns_restricted: u32::from(options.netns.is_some()),
         wakeup_bytes: ring_bytes / 2,
         reserved: 0,
-    }
-}
-
-/// Loads and attaches one program, and opens what the kernel tells of it.
-fn hook(
-    ebpf: &mut Ebpf,
-    probe: &Probe,
-    btf: &Btf,
-    excerpt: &aya::Btf,
-    features: &Features,
-) -> Result<File, (HookState, String)> {
-    let name = probe.tracepoint;
-    if btf.tracepoint(name).is_none() {
-        return Err((
-            HookState::Absent,
-            format!("this kernel has no tracepoint {name}"),
-        ));
-    }
-    if let Some(refusal) = (probe.refusal)(features) {
-        return Err(refusal);
-    }
-    let program = (probe.program)(features);
-    let attach = |ebpf: &mut Ebpf| -> Result<File, String> {
-        let program: &mut BtfTracePoint = ebpf
-            .program_mut(program)
-            .ok_or_else(|| format!("the kernel half has no program {program}"))?
-            .try_into()
-            .map_err(|error| explain_program(&error))?;
-        program
-            .load(name, excerpt)
-            .map_err(|error| explain_program(&error))?;
-        program.attach().map_err(|error| explain_program(&error))?;
-        let fd = program.fd().map_err(|error| explain_program(&error))?;
-        let info = format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd());
-        File::open(&info).map_err(|error| format!("cannot read {info}: {error}"))
-    };
-    attach(ebpf).map_err(|reason| (HookState::Failed, reason))
-}
-
-/// A refusal in one line: the last thing that the verifier said, else the error itself.
-fn explain_program(error: &ProgramError) -> String {
-    if let ProgramError::LoadError {
-        io_error,
-        verifier_log,
-    } = error
-    {
-        let log = verifier_log.to_string();
-        let statistics = |line: &&str| {
-            ["processed ", "stack depth ", "verification time "]
-                .iter()
-                .any(|start| line.starts_with(start))
-                || line.trim().is_empty()
-        };
-        return match log.lines().rev().find(|line| !statistics(line)) {
-            Some(line) => format!("the kernel refused the program: {io_error} ({line})"),
-            None => format!("the kernel refused the program: {io_error}"),
-        };
-    }
-    chain(error)
-}
-
-/// An error with its causes in one line.
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
-}
-
-/// Tells a lack of privilege from everything else.
-fn explain_load(error: EbpfError) -> AttachError {
-    let mut cause: Option<&dyn Error> = Some(&error);
-    while let Some(error) = cause {
-        let refused = error
-            .downcast_ref::<io::Error>()
-            .is_some_and(|error| error.kind() == io::ErrorKind::PermissionDenied);
-        if refused {
-            return AttachError::NotPermitted {
-                missing: missing_capabilities(),
-            };
-        }
-        cause = error.source();
-    }
-    AttachError::Load(error)
-}
-
-/// What tracing needs (`bpf_check_attach_target`, `bpf_prog_load`) and this process lacks.
-fn missing_capabilities() -> Vec<&'static str> {
-    let Ok(effective) = caps::read(None, CapSet::Effective) else {
-        return Vec::new();
-    };
-    if effective.contains(&Capability::CAP_SYS_ADMIN) {
-        return Vec::new();
-    }
-    [
-        (Capability::CAP_BPF, "CAP_BPF"),
-        (Capability::CAP_PERFMON, "CAP_PERFMON"),
-    ]
-    .into_iter()
-    .filter(|(capability, _)| !effective.contains(capability))
-    .map(|(_, name)| name)
-    .collect()
-}
-
-fn no_hooks(hooks: &[Hook]) -> AttachError {
-    let failed = hooks.iter().find(|hook| hook.reason.is_some());
-    AttachError::NoHooks {
-        hook: failed.map(|hook| hook.name.clone()).unwrap_or_default(),
-        reason: failed
-            .and_then(|hook| hook.reason.clone())
-            .unwrap_or_default(),
     }
 }
 
@@ -507,10 +312,6 @@ fn absent(map: &'static str) -> AttachError {
     in_map(map)(MapError::InvalidName {
         name: map.to_owned(),
     })
-}
-
-fn in_map(map: &'static str) -> impl Fn(MapError) -> AttachError {
-    move |source| AttachError::Map { map, source }
 }
 
 /// How often the kernel skipped a program because it was running already; kernels before 5.12 do not count it.
