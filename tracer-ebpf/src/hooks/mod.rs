@@ -23,7 +23,7 @@ fn report(kind: Kind, skb: SkBuff, window: &Window, place: impl FnOnce() -> Opti
         let Some(place) = place() else {
             return;
         };
-        let len = header_len(&scratch.packet, window.captured);
+        let len = header_len(&scratch.packet, scratch.captured.len as u32);
         let record = PacketRecord {
             header: header(kind, &place),
             skb: skb.info(window, len as u16),
