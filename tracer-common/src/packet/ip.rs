@@ -16,45 +16,26 @@ const DESTINATION: u8 = IpProto::Ipv6Opts as u8;
 const FRAGMENT: u8 = IpProto::Ipv6Frag as u8;
 const AUTHENTICATION: u8 = IpProto::Ah as u8;
 
-impl Layer {
-    /// Makes this the layer that [`parse`] reads at `offset`, `next` being the IP header that was announced there.
-    /// What every IP header sets is left for it to set.
-    #[inline(always)]
-    pub(super) fn begin(&mut self, offset: u16, next: Next) {
-        // LLVM would gather constant zeros into a call that clears byte by byte.
-        let zero = core::hint::black_box(0_u32);
-        self.offset = offset;
-        self.version = next as u8;
-        self.payload_len = zero;
-        self.seq = zero;
-        self.ack = zero;
-        self.icmp_rest = zero;
-        self.vni = zero;
-        self.src_port = zero as u16;
-        self.dst_port = zero as u16;
-        self.window = zero as u16;
-        self.tcp_flags = zero as u8;
-        self.icmp_type = zero as u8;
-        self.icmp_code = zero as u8;
-        self.tunnel = Tunnel::None;
-    }
-}
-
-/// Reads the IP header and the transport header behind it into a layer that has begun. `layer.version` becomes 0
-/// unless the IP header was read; `frame_len` stands in for an IP length of zero.
+/// Reads the IP header at `offset` and the transport header behind it. `layer.version` is 0 unless the IP header was
+/// read. `next` is the IP header that was announced there; `frame_len` stands in for an IP length of zero.
 ///
-/// The position comes in the layer and not as an argument, so that the verifier walks this once for a layer and
-/// not once for every way to it: see [`reload`].
+/// A subprogram, so that its code is there once. It has five arguments, which is all that there are: the verifier
+/// takes a call to read all five registers, and would tell calls apart by what is left in an unused one.
 #[inline(never)]
-pub(super) fn parse<R: Reader>(reader: &R, frame_len: u32, layer: &mut Layer) -> Status {
-    let at = usize::from(layer.offset);
-    let announced = layer.version;
-    layer.version = 0;
+pub(super) fn parse<R: Reader>(
+    reader: &R,
+    frame_len: u32,
+    offset: u16,
+    next: Next,
+    layer: &mut Layer,
+) -> Status {
+    let at = usize::from(offset);
+    begin(layer, offset);
     let Some([first]) = reader.bytes::<1>(at) else {
         return Status::Truncated;
     };
     let found = first >> 4;
-    if announced != Next::Ip as u8 && announced != found {
+    if next != Next::Ip && next as u8 != found {
         return Status::Malformed;
     }
     let status = match found {
@@ -67,6 +48,27 @@ pub(super) fn parse<R: Reader>(reader: &R, frame_len: u32, layer: &mut Layer) ->
         return status;
     }
     transport::parse(reader, layer)
+}
+
+/// Clears what not every IP header sets.
+#[inline(always)]
+fn begin(layer: &mut Layer, offset: u16) {
+    // LLVM would gather constant zeros into a call that clears byte by byte.
+    let zero = core::hint::black_box(0_u32);
+    layer.offset = offset;
+    layer.version = 0;
+    layer.payload_len = zero;
+    layer.seq = zero;
+    layer.ack = zero;
+    layer.icmp_rest = zero;
+    layer.vni = zero;
+    layer.src_port = zero as u16;
+    layer.dst_port = zero as u16;
+    layer.window = zero as u16;
+    layer.tcp_flags = zero as u8;
+    layer.icmp_type = zero as u8;
+    layer.icmp_code = zero as u8;
+    layer.tunnel = Tunnel::None;
 }
 
 #[inline(always)]

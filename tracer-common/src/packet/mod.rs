@@ -234,8 +234,7 @@ fn walk<R: Reader>(reader: &R, len_bytes: u32, ports: &TunnelPorts, out: &mut Pa
         let Some(layer) = out.layers.get_mut(depth) else {
             return Status::TooDeep;
         };
-        layer.begin(out.next_offset, out.next);
-        let status = ip::parse(reader, len_bytes, layer);
+        let status = ip::parse(reader, len_bytes, out.next_offset, out.next, layer);
         if layer.version == 0 {
             return status;
         }
@@ -243,11 +242,12 @@ fn walk<R: Reader>(reader: &R, len_bytes: u32, ports: &TunnelPorts, out: &mut Pa
         if !matches!(status, Status::Complete) {
             return status;
         }
-        let Some(next) = tunnel::parse(reader, ports, layer) else {
+        let at = layer.transport_offset;
+        let Some(next) = tunnel::parse(reader, ports, layer, at, &mut out.next_offset) else {
             return Status::Truncated;
         };
-        (out.next, out.next_offset) = next;
-        if out.next == Next::Nothing {
+        out.next = next;
+        if next == Next::Nothing {
             break;
         }
     }
@@ -260,15 +260,16 @@ fn quote<R: Reader>(reader: &R, out: &mut Packet) {
     let Some(error) = out.inner().filter(|layer| layer.is_icmp_error()) else {
         return;
     };
-    let at = error.transport_offset + transport::ICMP_LEN as u16;
     let next = if error.version == 4 {
         Next::Ipv4
     } else {
         Next::Ipv6
     };
-    out.quoted.begin(at, next);
+    out.next_offset = error.transport_offset + transport::ICMP_LEN as u16;
+    out.next = next;
+    let (reader, out) = reload(reader, out);
     // A quote that is cut short is the rule, and no fault of the packet.
-    ip::parse(reader, 0, &mut out.quoted);
+    ip::parse(reader, 0, out.next_offset, out.next, &mut out.quoted);
     out.has_quoted = out.quoted.version != 0;
 }
 

@@ -109,66 +109,65 @@ impl TunnelPorts {
     }
 }
 
-/// Reads the tunnel header behind a complete layer, names the tunnel in it, and says what it carries and where;
-/// `None` if the captured bytes end in the tunnel header.
+/// Reads the tunnel header behind a complete layer, whose transport header is at `at`, and names the tunnel in it.
+/// Says what it carries, and puts into `next_offset` where; `None` if the captured bytes end in the tunnel header.
 ///
-/// Not inlined, since the table of ports would be kept in registers for every packet, tunnelled or not.
+/// Not inlined, since the table of ports would be kept in registers for every packet, tunnelled or not. For the
+/// number of arguments see [`super::ip::parse`].
 #[inline(never)]
 pub(super) fn parse<R: Reader>(
     reader: &R,
     ports: &TunnelPorts,
     layer: &mut Layer,
-) -> Option<(Next, u16)> {
+    at: u16,
+    next_offset: &mut u16,
+) -> Option<Next> {
+    *next_offset = at;
     if layer.has(FLAG_LATER_FRAGMENT) {
-        return NOTHING;
+        return Some(Next::Nothing);
     }
-    let at = layer.transport_offset;
     if layer.protocol == IPV4_IN_IP || layer.protocol == IPV6_IN_IP {
         layer.tunnel = Tunnel::IpInIp;
-        return Some((
-            if layer.protocol == IPV4_IN_IP {
-                Next::Ipv4
-            } else {
-                Next::Ipv6
-            },
-            at,
-        ));
+        return Some(if layer.protocol == IPV4_IN_IP {
+            Next::Ipv4
+        } else {
+            Next::Ipv6
+        });
     }
     // VXLAN and Geneve headers have the same length.
     if !layer.is_udp() || layer.payload_len < VxlanHdr::LEN as u32 {
-        return NOTHING;
+        return Some(Next::Nothing);
     }
     let tunnel = ports.lookup(layer.dst_port);
     if !tunnel.has_vni() {
-        return NOTHING;
+        return Some(Next::Nothing);
     }
-    let at = at + UdpHdr::LEN as u16;
-    let header = reader.bytes::<{ VxlanHdr::LEN }>(usize::from(at))?;
-    let at = at + VxlanHdr::LEN as u16;
+    let at = usize::from(at) + UdpHdr::LEN;
+    let header = reader.bytes::<{ VxlanHdr::LEN }>(at)?;
+    let mut end = at + VxlanHdr::LEN;
     let next = if tunnel == Tunnel::Vxlan {
         // `vxlan_rcv` drops a datagram without a valid VNI.
         if header[0] & VXLAN_I_FLAG_MASK == 0 {
-            return NOTHING;
+            return Some(Next::Nothing);
         }
-        (Next::Ethernet, at)
+        Next::Ethernet
     } else {
         // `geneve_udp_encap_recv` drops any version but 0.
         if header[0] >> 6 != 0 {
-            return NOTHING;
+            return Some(Next::Nothing);
         }
-        let next = match u16::from_be_bytes([header[2], header[3]]) {
+        end += usize::from(header[0] & 0x3f) * 4;
+        match u16::from_be_bytes([header[2], header[3]]) {
             TRANSPARENT_ETHERNET => Next::Ethernet,
             IPV4 => Next::Ipv4,
             IPV6 => Next::Ipv6,
             _ => Next::Nothing,
-        };
-        (next, at + u16::from(header[0] & 0x3f) * 4)
+        }
     };
     layer.tunnel = tunnel;
     layer.vni = u32::from_be_bytes([0, header[4], header[5], header[6]]);
+    *next_offset = end as u16;
     Some(next)
 }
-
-const NOTHING: Option<(Next, u16)> = Some((Next::Nothing, 0));
 
 const _: () = assert!(VxlanHdr::LEN == GeneveHdr::LEN);
