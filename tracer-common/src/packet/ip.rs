@@ -130,16 +130,11 @@ fn v6<R: Reader>(reader: &R, at: usize, frame_len: u32, layer: &mut Layer) -> St
 /// Follows the extension headers, from `layer.transport_offset` on, the first of which is `layer.protocol`.
 #[inline(always)]
 fn extensions<R: Reader>(reader: &R, layer: &mut Layer) -> Status {
-    for _ in 0..=EXTENSIONS_MAX {
+    for _ in 0..EXTENSIONS_MAX {
         let (reader, layer) = reload(reader, &mut *layer);
         let at = usize::from(layer.transport_offset);
         let kind = layer.protocol;
-        if layer.has(FLAG_LATER_FRAGMENT)
-            || !matches!(
-                kind,
-                HOP_BY_HOP | ROUTING | DESTINATION | FRAGMENT | AUTHENTICATION
-            )
-        {
+        if !has_extension(layer) {
             return Status::Complete;
         }
         let Some(header) = reader.bytes::<8>(at) else {
@@ -160,7 +155,21 @@ fn extensions<R: Reader>(reader: &R, layer: &mut Layer) -> Status {
         layer.protocol = header[0];
         layer.transport_offset = (at + len) as u16;
     }
-    Status::TooDeep
+    if has_extension(layer) {
+        Status::TooDeep
+    } else {
+        Status::Complete
+    }
+}
+
+/// Whether an extension header is next. In a later fragment nothing is: what follows are bytes of the payload.
+#[inline(always)]
+fn has_extension(layer: &Layer) -> bool {
+    !layer.has(FLAG_LATER_FRAGMENT)
+        && matches!(
+            layer.protocol,
+            HOP_BY_HOP | ROUTING | DESTINATION | FRAGMENT | AUTHENTICATION
+        )
 }
 
 /// An IPv4 address in the form of [`Layer::src`].
