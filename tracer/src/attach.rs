@@ -33,6 +33,8 @@ use crate::{
 };
 
 mod error;
+#[cfg(feature = "aya-log")]
+mod kernel_log;
 mod programs;
 
 pub use error::AttachError;
@@ -110,11 +112,15 @@ pub struct Control {
     program_info: Vec<File>,
     /// How many runs the kernel had skipped when the programs were last asked.
     missed_runs: u64,
+    #[cfg(feature = "aya-log")]
+    log: kernel_log::KernelLog,
 }
 
 impl Control {
     /// What was lost so far, as of `time_ns` (CLOCK_MONOTONIC).
     pub fn ledger(&mut self, ring: &Ring, time_ns: u64) -> Result<Ledger, LedgerError> {
+        #[cfg(feature = "aya-log")]
+        self.log.flush();
         let mut sums = [0u64; COUNTERS as usize];
         for (index, sum) in (0..COUNTERS).zip(&mut sums) {
             *sum = self.ledger.get(&index, 0)?.iter().sum();
@@ -226,6 +232,8 @@ pub fn attach(options: &AttachOptions) -> Result<Attached, AttachError> {
         blind_spots,
         ring: Ring::new(ring, symbols, DropReasons::of(&btf)),
         control: Control {
+            #[cfg(feature = "aya-log")]
+            log: kernel_log::open(&mut ebpf)?,
             programs: Some(ebpf),
             missed_runs: 0,
             ledger,

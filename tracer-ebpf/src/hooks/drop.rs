@@ -80,6 +80,13 @@ fn dropped(ctx: &BtfTracePointContext, reason: u32) {
                 0
             });
         }
+        #[cfg(feature = "aya-log")]
+        aya_log_ebpf::debug!(
+            ctx,
+            "kfree_skb: reason {}, {} bytes of headers",
+            reason,
+            len
+        );
         scratch.emit::<DropRecord>(len);
     });
 }
