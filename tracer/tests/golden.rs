@@ -23,11 +23,23 @@ fn captures_give_the_reports_that_they_gave() {
         .map(|entry| entry.expect("a file").path())
         .collect();
     captures.sort();
-    assert!(captures.len() >= 30, "only {} captures are left", captures.len());
+    assert!(
+        captures.len() >= 30,
+        "only {} captures are left",
+        captures.len()
+    );
     for capture in captures {
-        let name = capture.file_stem().expect("a name").to_string_lossy().into_owned();
+        let name = capture
+            .file_stem()
+            .expect("a name")
+            .to_string_lossy()
+            .into_owned();
         insta::assert_snapshot!(name.clone(), rendered(&capture, Format::Text));
         // The same capture twice: the same bytes.
-        assert_eq!(rendered(&capture, Format::Json), rendered(&capture, Format::Json), "{name}");
+        assert_eq!(
+            rendered(&capture, Format::Json),
+            rendered(&capture, Format::Json),
+            "{name}"
+        );
     }
 }

@@ -34,11 +34,16 @@ pub(super) fn section(flow: &Flow) -> Section {
             place.unwrap_or_default()
         )
     }));
-    for tunnel in &flow.tunnels {
-        if let (Some(vni), Some(meaning)) = (tunnel.vni, &tunnel.vni_meaning) {
-            facts.push(Row::new("vni", format!("{vni}: {meaning}")));
-        }
-    }
+    let meanings = flow
+        .tunnels
+        .iter()
+        .filter_map(|tunnel| Some((tunnel.vni?, tunnel.vni_meaning.as_deref()?)));
+    // The two directions of a tunnel often share one.
+    facts.extend(
+        counted(meanings)
+            .into_iter()
+            .map(|((vni, meaning), _)| Row::new("vni", format!("{vni}: {meaning}"))),
+    );
     facts.extend(verdict.at.as_ref().map(|at| place(flow, at)));
     if let Some(cause) = &verdict.cause {
         facts.extend(cause_rows(cause));
@@ -294,11 +299,21 @@ fn losses(flow: &Flow) -> Vec<Row> {
         .into_iter()
         .filter(|loss| !flow.verdict.code.is_fault() || loss.time != decided)
         .collect();
+    let place = |at: Option<&At>| at.map(|at| (at.netns, at.ifindex, at.stage));
+    let (alike, other): (Vec<&Loss>, Vec<&Loss>) = other.into_iter().partition(|loss| {
+        flow.verdict.code.is_fault() && place(loss.at.as_ref()) == place(flow.verdict.at.as_ref())
+    });
+    let alike = counted(
+        alike
+            .into_iter()
+            .map(|loss| (loss.packet.name(), "in the same place")),
+    );
     let other = counted(
         other
             .into_iter()
             .map(|loss| (loss.packet.name(), loss.why.as_str())),
     );
+    let other = [alike, other].concat();
     let innocent = counted(
         innocent
             .into_iter()
