@@ -35,7 +35,7 @@ pub struct Scratch {
 }
 
 const _: () = assert!(
-    size_of::<DropRecord>() % 8 == 0
+    size_of::<DropRecord>().is_multiple_of(8)
         && core::mem::offset_of!(Scratch, captured)
             == core::mem::offset_of!(Scratch, record) + size_of::<DropRecord>()
         && core::mem::offset_of!(packet::Scratch, bytes) == 0
@@ -135,7 +135,7 @@ pub fn emit<T>(record: &T) {
 #[inline(always)]
 fn output(record: *const c_void, len: u64) {
     let mut flags = u64::from(BPF_RB_NO_WAKEUP);
-    if counted(Counter::Emitted) % FILL_CHECK_INTERVAL == 0
+    if counted(Counter::Emitted).is_multiple_of(FILL_CHECK_INTERVAL)
         && EVENTS.query(u64::from(BPF_RB_AVAIL_DATA)) > u64::from(config!(wakeup_bytes))
     {
         flags = u64::from(BPF_RB_FORCE_WAKEUP);

@@ -7,6 +7,19 @@
     missing_docs,
     reason = "aya's macros generate public functions without documentation"
 )]
+#![allow(
+    clippy::inline_always,
+    reason = "what is not inlined is a BPF subprogram, which the verifier checks without what its caller knows"
+)]
+#![allow(
+    clippy::needless_pass_by_value,
+    reason = "aya's macros hand a program its context by value"
+)]
+#![allow(
+    clippy::cast_sign_loss,
+    clippy::cast_possible_wrap,
+    reason = "the kernel's tracepoints and helpers have small numbers in signed integers"
+)]
 
 mod config;
 mod emit;

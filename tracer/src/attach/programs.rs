@@ -53,7 +53,7 @@ pub(super) fn attach(
         let program = program.as_ref().ok()?;
         Some((*program, probe.tracepoint))
     });
-    let mut loaded = load(ebpf, btf, wanted.collect())?;
+    let mut loaded = load(ebpf, btf, &wanted.collect())?;
 
     let mut programs = Programs {
         hooks: Vec::new(),
@@ -66,7 +66,7 @@ pub(super) fn attach(
                 .remove(program)
                 .unwrap_or_else(|| Err(format!("the kernel half has no program {program}")));
             outcome
-                .and_then(|program| attach_one(program))
+                .and_then(attach_one)
                 .map_err(|reason| (HookState::Failed, reason))
         });
         programs.add(probe, attached);
@@ -95,7 +95,7 @@ fn plan(probe: &Probe, btf: &Btf, features: &Features) -> Result<&'static str, R
 fn load<'a>(
     ebpf: &'a mut Ebpf,
     btf: &Btf,
-    wanted: HashMap<&str, &str>,
+    wanted: &HashMap<&str, &str>,
 ) -> Result<HashMap<String, Result<&'a mut BtfTracePoint, String>>, AttachError> {
     let tracepoints: Vec<&str> = wanted.values().copied().collect();
     // The library wants the kernel's BTF for a number that we already know.
