@@ -9,3 +9,4 @@ mod lab;
 mod loss;
 mod many_flows;
 mod mid_flow;
+mod topology;

@@ -35,7 +35,7 @@ use crate::{
 };
 
 use self::{
-    netns::{Failure, Opened},
+    netns::{Failure, Known, Opened},
     rtnetlink::{BUFFER_BYTES, Dump, Message, RouteSocket},
     scout::Scout,
     table::{Limits, Refused, Table},
@@ -129,7 +129,7 @@ impl Topology {
     /// Opens every namespace of the node and lists its devices. Raises the soft limit of open files.
     pub fn open(options: OpenOptions) -> Result<Self, TopologyError> {
         raise_file_limit();
-        let scan = netns::scan(&BTreeSet::new(), NETNS_MAX)?;
+        let scan = netns::scan(&Known::default(), NETNS_MAX)?;
         let mut topology = Self {
             namespaces: Vec::with_capacity(scan.opened.len()),
             table: Table::new(LIMITS),
@@ -230,6 +230,7 @@ impl Topology {
             self.beyond_limit = scan.beyond_limit;
             self.hidden = scan.hidden;
             self.release(&scan.gone);
+            self.name(scan.named);
             self.adopt(scan.opened);
             return Ok(());
         }
@@ -237,8 +238,14 @@ impl Topology {
         if !scout.busy() && (self.look && since >= LOOK_SOON || since >= LOOK_LATER) {
             self.look = false;
             self.last_look = Instant::now();
-            let known = self.namespaces.iter().map(|netns| netns.id.inum.into());
-            scout.ask(known.collect())?;
+            let mut known = Known::default();
+            for netns in &self.namespaces {
+                known.open.insert(netns.id.inum.into());
+                if netns.name.is_none() {
+                    known.unnamed.insert(netns.id.inum.into());
+                }
+            }
+            scout.ask(&known)?;
             for tries in self.unknown.values_mut() {
                 *tries = tries.saturating_add(1);
             }
@@ -373,6 +380,21 @@ impl Topology {
         }
         self.table.ask_again();
         self.resolve_peers();
+    }
+
+    /// Gives their names to namespaces that had none yet.
+    fn name(&mut self, named: Vec<(u64, String)>) {
+        let mut named: HashMap<u64, String> = named.into_iter().collect();
+        for netns in self
+            .namespaces
+            .iter_mut()
+            .filter(|netns| netns.name.is_none())
+        {
+            netns.name = named.remove(&netns.id.inum.into());
+            if let Some(name) = &netns.name {
+                self.table.name(netns.id, name.clone());
+            }
+        }
     }
 
     /// Lets go of namespaces that only we keep alive.

@@ -211,6 +211,18 @@ fn unescape(path: &[u8]) -> PathBuf {
     PathBuf::from(std::ffi::OsStr::from_bytes(&bytes))
 }
 
+/// What is known already, by inode number.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Known {
+    /// Namespaces that are open, and have a name or not.
+    pub open: BTreeSet<u64>,
+    /// Those of them that have no name yet: `ip netns add` makes a namespace first and names it then.
+    pub unnamed: BTreeSet<u64>,
+}
+
+/// The most names that one scan brings for namespaces that were known without: the next scan brings the others.
+const NAMED_MAX: usize = 256;
+
 /// What one look at the node brought.
 #[derive(Debug, Default)]
 pub(super) struct Scan {
@@ -224,10 +236,12 @@ pub(super) struct Scan {
     pub hidden: usize,
     /// Known namespaces that nothing on this node refers to any more.
     pub gone: Vec<u64>,
+    /// The names of known namespaces that had none.
+    pub named: Vec<(u64, String)>,
 }
 
 /// Opens every namespace that is not known yet.
-pub(super) fn scan(known: &BTreeSet<u64>, limit: usize) -> io::Result<Scan> {
+pub(super) fn scan(known: &Known, limit: usize) -> io::Result<Scan> {
     let mut scan = Scan::default();
     // A process may end between the look and the opening, while its namespace lives on through something else: then
     // look once more. What has vanished twice is taken for gone.
@@ -238,16 +252,23 @@ pub(super) fn scan(known: &BTreeSet<u64>, limit: usize) -> io::Result<Scan> {
             hidden,
             present,
         } = find(limit)?;
+        let named = candidates
+            .iter()
+            .filter(|candidate| known.unnamed.contains(&candidate.inode))
+            .filter_map(|candidate| Some((candidate.inode, candidate.name.clone()?)))
+            .take(NAMED_MAX)
+            .collect();
         candidates.retain(|candidate| {
             let inode = candidate.inode;
-            !known.contains(&inode) && scan.opened.iter().all(|opened| opened.inode != inode)
+            !known.open.contains(&inode) && scan.opened.iter().all(|opened| opened.inode != inode)
         });
         let (opened, failures) = open(candidates);
         scan.opened.extend(opened);
         scan.failures = failures;
         scan.beyond_limit = beyond_limit;
         scan.hidden = hidden.len();
-        scan.gone = known.difference(&present).copied().collect();
+        scan.gone = known.open.difference(&present).copied().collect();
+        scan.named = named;
         if !scan.failures.iter().any(|failure| failure.vanished()) {
             break;
         }

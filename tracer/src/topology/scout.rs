@@ -3,7 +3,6 @@
 //! socket and handle of each namespace that we do not know, and dies with us.
 
 use std::{
-    collections::BTreeSet,
     fs::File,
     io::{self, IoSlice, IoSliceMut},
     os::{
@@ -33,7 +32,7 @@ use crate::privilege;
 
 use super::{
     NETNS_MAX,
-    netns::{self, Failure, Opened, Scan},
+    netns::{self, Failure, Known, Opened, Scan},
     raise_file_limit,
     rtnetlink::RouteSocket,
 };
@@ -44,14 +43,8 @@ pub const NETNS_HELPER: &str = "tracer-netns";
 /// What the helper needs: to enter a namespace, and to look at the namespaces of other users' processes.
 const KEPT: [Capability; 2] = [Capability::CAP_SYS_ADMIN, Capability::CAP_SYS_PTRACE];
 
-/// The longest message: 4,096 failures or known inodes.
-const MESSAGE_BYTES_MAX: usize = 128 * 1024;
-
-/// What we ask: look for all namespaces but these.
-#[derive(Debug, Serialize, Deserialize)]
-struct Question {
-    known: BTreeSet<u64>,
-}
+/// The longest message: all namespaces that are known and none of them named, or as many failures and 256 names.
+const MESSAGE_BYTES_MAX: usize = 192 * 1024;
 
 /// What the helper says.
 #[derive(Debug, Serialize, Deserialize)]
@@ -64,6 +57,7 @@ enum Answer {
         beyond_limit: usize,
         hidden: usize,
         gone: Vec<u64>,
+        named: Vec<(u64, String)>,
     },
 }
 
@@ -109,13 +103,8 @@ impl Scout {
     }
 
     /// Asks for every namespace that is not known, without waiting.
-    pub(super) fn ask(&mut self, known: BTreeSet<u64>) -> io::Result<()> {
-        send(
-            self.socket.as_fd(),
-            &Question { known },
-            &[],
-            MsgFlags::MSG_DONTWAIT,
-        )?;
+    pub(super) fn ask(&mut self, known: &Known) -> io::Result<()> {
+        send(self.socket.as_fd(), known, &[], MsgFlags::MSG_DONTWAIT)?;
         self.scan = Some(Scan::default());
         Ok(())
     }
@@ -149,11 +138,13 @@ impl Scout {
                     beyond_limit,
                     hidden,
                     gone,
+                    named,
                 } => {
                     scan.failures = failures;
                     scan.beyond_limit = beyond_limit;
                     scan.hidden = hidden;
                     scan.gone = gone;
+                    scan.named = named;
                     return Ok(self.scan.take());
                 }
             }
@@ -180,7 +171,7 @@ pub fn serve() -> anyhow::Result<()> {
     let mut buffer = vec![0; MESSAGE_BYTES_MAX];
     loop {
         let received = receive(stdin.as_fd(), &mut buffer, MsgFlags::empty());
-        let Question { known } = match received {
+        let known: Known = match received {
             Ok((question, _)) => question,
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
             Err(error) => return Err(error.into()),
@@ -206,6 +197,7 @@ pub fn serve() -> anyhow::Result<()> {
             beyond_limit: scan.beyond_limit,
             hidden: scan.hidden,
             gone: scan.gone,
+            named: scan.named,
         };
         send(stdin.as_fd(), &done, &[], MsgFlags::empty())?;
     }

@@ -97,6 +97,8 @@ impl Table {
     /// Names a namespace.
     pub(super) fn name(&mut self, netns: NetnsId, name: String) {
         self.names.insert(netns, name);
+        let devices = self.devices.range(all_of(netns));
+        self.changed.extend(devices.map(|(id, _)| *id));
     }
 
     /// What did not fit.
