@@ -90,3 +90,43 @@ impl DropReasons {
         names
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(pairs: &[(u32, &str)]) -> HashMap<u32, Box<str>> {
+        pairs
+            .iter()
+            .map(|(number, name)| (*number, (*name).into()))
+            .collect()
+    }
+
+    fn reasons() -> DropReasons {
+        DropReasons {
+            names: named(&[(2, "NOT_SPECIFIED"), (3, "NO_SOCKET")]),
+            subsystems: named(&[(0, "CORE"), (2, "OPENVSWITCH")]),
+            modules: OnceLock::from(named(&[(0x2_0001, "OVS_DROP_LAST_ACTION")])),
+        }
+    }
+
+    #[test]
+    fn a_reason_has_the_name_that_this_kernel_gives_it() {
+        let name = |reason| reasons().name(reason);
+        assert_eq!(name(3).as_deref(), Some("NO_SOCKET"));
+        assert_eq!(name(0x2_0001).as_deref(), Some("OVS_DROP_LAST_ACTION"));
+    }
+
+    #[test]
+    fn a_reason_without_a_name_is_told_by_its_subsystem_and_number() {
+        let name = |reason| reasons().name(reason);
+        assert_eq!(name(200).as_deref(), Some("CORE_0xc8"));
+        assert_eq!(name(0x2_0009).as_deref(), Some("OPENVSWITCH_0x9"));
+        assert_eq!(name(0x7_0001).as_deref(), Some("0x70001"));
+    }
+
+    #[test]
+    fn a_kernel_without_reasons_gives_none() {
+        assert_eq!(DropReasons::default().name(0), None);
+    }
+}

@@ -165,3 +165,27 @@ fn bitfield(btf: &Btf, name: &str, bits: u32) -> Option<(u32, u32)> {
     // On a little-endian machine, the only kind that the programs are built for so far.
     (field.size_bits == bits && shift + bits <= 8).then_some((field.offset_bits / 8, shift))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::kernel::btf::SYSFS;
+
+    #[test]
+    fn the_running_kernel_has_what_every_hook_needs() {
+        if !Path::new(SYSFS).join("vmlinux").exists() {
+            // This machine's kernel has no BTF; on it, tracer says so and stops.
+            return;
+        }
+        let btf = Btf::of_kernel().unwrap();
+        let features = Features::of(&btf, &Symbols::default());
+        assert_eq!(features.lacks_packet_field(), None);
+        assert_eq!(features.lacks_socket_field(), None);
+        assert_eq!(features.lacks_netns_field(), None);
+        // What is not essential has been there since 5.10 all the same.
+        assert_eq!(features.missing, Vec::<&str>::new());
+        assert_eq!(features.consumer, None, "no symbols, no addresses");
+    }
+}

@@ -161,11 +161,12 @@ impl Decoder {
     }
 
     /// The frames behind the one that freed the packet. Those before it are the tracepoint's and ours; where none
-    /// is the one that freed it, all of them may be.
+    /// is the one that freed it, all of them may be. Nor does a frame without a name tell anything.
     fn callers(&self, location: u64, stack: &[u64]) -> Vec<Symbol> {
-        let frames = match stack.iter().position(|frame| *frame == location) {
-            Some(own) => &stack[own + 1..],
-            None => &[],
+        let own = stack.iter().position(|frame| *frame == location);
+        let frames = match own {
+            Some(own) if !self.symbols.is_empty() => &stack[own + 1..],
+            _ => &[],
         };
         frames
             .iter()
