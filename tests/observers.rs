@@ -134,7 +134,14 @@ fn differences(run: &Run, expected: &[(SocketAddr, Expected)]) -> Result<Vec<Str
         .find(|code| codes.contains(code))
         .unwrap_or(if codes.is_empty() { 11 } else { 0 });
     if run.code() != Some(code) {
-        differences.push(format!("the exit code is {:?}, want {code}", run.code()));
+        let verdicts: Vec<_> = flows
+            .iter()
+            .map(|flow| &flow["verdict"]["summary"])
+            .collect();
+        differences.push(format!(
+            "the exit code is {:?}, want {code}; the verdicts are {verdicts:#?}",
+            run.code()
+        ));
     }
     Ok(differences)
 }
