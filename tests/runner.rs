@@ -1,6 +1,7 @@
 //! The real binary, started as an operator would start it, and never waited for without a bound.
 
 use std::env;
+use std::fmt;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::PathBuf;
 use std::process::{Child, ExitStatus, Stdio};
@@ -177,6 +178,19 @@ impl Tracer {
 fn parse_hooks(text: &str) -> Option<(u32, u32)> {
     let (attached, offered) = text.strip_suffix(" hooks)")?.split_once(" of ")?;
     Some((attached.parse().ok()?, offered.parse().ok()?))
+}
+
+/// What a failed test shows: how it ended, and what it said.
+impl fmt::Display for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}, {} bytes on stdout, stderr:\n{}",
+            self.status,
+            self.stdout.len(),
+            self.stderr
+        )
+    }
 }
 
 impl Run {

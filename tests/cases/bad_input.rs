@@ -21,9 +21,9 @@ const AT_ONCE: Duration = Duration::from_secs(5);
 fn refused(arguments: &[&str], code: i32) -> Result<String> {
     let start = Instant::now();
     let run = Run::of(arguments)?;
-    ensure!(run.code() == Some(code), "want exit code {code}: {run:?}");
-    ensure!(run.stdout.is_empty(), "talk on stdout: {run:?}");
-    ensure!(!run.stderr.contains("panicked"), "{run:?}");
+    ensure!(run.code() == Some(code), "want exit code {code}: {run}");
+    ensure!(run.stdout.is_empty(), "talk on stdout: {run}");
+    ensure!(!run.stderr.contains("panicked"), "{run}");
     ensure!(start.elapsed() < AT_ONCE, "it took {:?}", start.elapsed());
     Ok(run.stderr)
 }
@@ -111,23 +111,23 @@ fn an_output_in_a_directory_that_does_not_exist() -> Result<()> {
 
 #[test]
 fn an_output_on_a_full_disk() -> Result<()> {
-    for option in ["--output", "--capture"] {
-        // A report may still be printed when only the capture could not be written.
-        let run = Run::of(&[
-            "trace",
-            "--for",
-            "1s",
-            "--format",
-            "json",
-            option,
-            "/dev/full",
-        ])?;
-        ensure!(run.code() == Some(ERROR), "{run:?}");
-        let said = run.stderr;
-        ensure!(said.contains("/dev/full"), "{option}: {said}");
-        ensure!(said.contains("No space left"), "{option}: {said}");
-    }
-    Ok(())
+    sandbox::run(|| {
+        let disk = tempfile::tempdir()?;
+        let tmpfs = Some("tmpfs");
+        let one_page = Some("size=4k,nr_inodes=8");
+        mount(tmpfs, disk.path(), tmpfs, MsFlags::empty(), one_page)?;
+        fs::write(disk.path().join("filler"), [0; 4096])?;
+        for option in ["--output", "--capture"] {
+            let file = disk.path().join("file.jsonl");
+            let file = file.to_str().context("a path that is text")?;
+            // A report may still be printed when only the capture could not be written.
+            let run = Run::of(&["trace", "--for", "1s", "--format", "json", option, file])?;
+            ensure!(run.code() == Some(ERROR), "{run}");
+            ensure!(run.stderr.contains(file), "{option}: {run}");
+            ensure!(run.stderr.contains("No space left"), "{option}: {run}");
+        }
+        Ok(())
+    })?
 }
 
 #[test]
@@ -156,13 +156,13 @@ fn a_closed_pipe_behind_stdout_is_no_error() -> Result<()> {
 #[test]
 fn no_packet_matched_is_said_and_does_not_look_healthy() -> Result<()> {
     let run = Run::of(&["trace", "--for", "1s", "--format", "json", "host 192.0.2.1"])?;
-    ensure!(run.code() == Some(NO_FAULT_AT_ALL), "{run:?}");
+    ensure!(run.code() == Some(NO_FAULT_AT_ALL), "{run}");
     let report = run.report()?;
     ensure!(report["flows"] == serde_json::json!([]), "{report:#}");
     ensure!(report["ledger"]["clean"] == true, "{report:#}");
     let text = Run::of(&["trace", "--for", "1s", "host 192.0.2.1"])?;
-    ensure!(text.code() == Some(NO_FAULT_AT_ALL), "{text:?}");
-    ensure!(text.stdout.contains("no packet matched"), "{text:?}");
+    ensure!(text.code() == Some(NO_FAULT_AT_ALL), "{}", text.stdout);
+    ensure!(text.stdout.contains("no packet matched"), "{}", text.stdout);
     Ok(())
 }
 
@@ -192,9 +192,9 @@ fn without_btf() -> Result<()> {
         mount(nothing, at, nothing, MsFlags::empty(), None::<&str>)?;
         Run::of(&["trace", "--for", "1s"])
     })??;
-    ensure!(run.code() == Some(ERROR), "{run:?}");
-    ensure!(run.stderr.contains("BTF"), "{run:?}");
-    ensure!(!run.stderr.contains("panicked"), "{run:?}");
+    ensure!(run.code() == Some(ERROR), "{run}");
+    ensure!(run.stderr.contains("BTF"), "{run}");
+    ensure!(!run.stderr.contains("panicked"), "{run}");
     Ok(())
 }
 

@@ -3,10 +3,10 @@
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use clap::Parser as _;
 use tracer::cli::{Cli, Command};
-use tracer::config::{ReportSink, TraceConfig};
+use tracer::config::{ConfigError, ReportSink, TraceConfig};
 use tracer::topology::{NETNS_HELPER, serve_netns};
 use tracer::{check, demo, exit, manual, replay, report, trace};
 
@@ -36,14 +36,13 @@ fn run(command: Command) -> Result<u8> {
             let typed = typed
                 .map(|word| word.to_string_lossy().into_owned())
                 .collect();
+            let capture = args.capture.clone();
             let mut config = TraceConfig::new(*args, typed)?;
             let (report, failure) = trace::run(&mut config)?;
             config.report.write(&report)?;
-            match failure {
-                Some(failure) => {
-                    Err(failure).context("the capture could not be written to its end")
-                }
-                None => Ok(report::exit_code(&report)),
+            match (failure, capture) {
+                (Some(source), Some(path)) => Err(ConfigError::Output { path, source }.into()),
+                _ => Ok(report::exit_code(&report)),
             }
         }
         Command::Report(args) => {
