@@ -190,3 +190,26 @@ fn answered_within_the_pod_over_loopback() -> Result<()> {
         observers.stop()?.check(&[(client, views)])
     })
 }
+
+#[test]
+fn what_happens_outside_the_namespaces_watched_is_not_told() -> Result<()> {
+    with_lab(Family::V4, |watched| {
+        let _server = Server::start(&watched.pod_b, watched.plan.server(6379))?;
+        let observers = Observers::start(watched)?;
+        with_lab(Family::V4, |other| {
+            // In OUTPUT an skb has no device, and so tells no namespace by itself.
+            faults::netfilter(&other.pod_a, "output", &format!("{SYN} drop"))?;
+            let outcome = connect(&other.pod_a, 0, other.plan.server(6379))?.wait(SOON);
+            ensure!(matches!(outcome, Outcome::TimedOut), "{outcome:?}");
+            Ok(())
+        })?;
+        let client = exchange(watched)?;
+        let reports = observers.stop()?;
+        reports.check(&[(client, Views::all(answered()))])?;
+        for run in [&reports.server_node, &reports.client_node] {
+            let report = run.report()?;
+            ensure!(report["summary"]["flows"] == 1, "{:#}", report["flows"]);
+        }
+        Ok(())
+    })
+}
