@@ -21,6 +21,8 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::BitOr;
 
+use tracer_common::packet::IpProto;
+
 use crate::event::{Death, DeviceId, NetnsId, SkbId, Socket, SocketHook};
 
 /// A TCP segment's addresses as they were on the wire at one place.
@@ -35,6 +37,15 @@ pub struct FiveTuple {
 }
 
 impl FiveTuple {
+    /// The other direction.
+    pub const fn reversed(self) -> Self {
+        Self {
+            protocol: self.protocol,
+            src: self.dst,
+            dst: self.src,
+        }
+    }
+
     /// The same for both directions.
     pub fn key(self) -> FlowKey {
         let (low, high) = if self.src <= self.dst {
@@ -275,4 +286,15 @@ pub struct SocketSighting {
     pub hook: SocketHook,
     /// The socket.
     pub socket: Socket,
+}
+
+impl SocketSighting {
+    /// The addresses of what the socket sends.
+    pub const fn tuple(&self) -> FiveTuple {
+        FiveTuple {
+            protocol: IpProto::Tcp as u8,
+            src: SocketAddr::new(self.socket.local_addr, self.socket.local_port),
+            dst: SocketAddr::new(self.socket.remote_addr, self.socket.remote_port),
+        }
+    }
 }

@@ -1,20 +1,23 @@
-//! Sorts what was seen of one five-tuple into connection attempts, and the packets of an attempt into the parts
-//! that they play in a handshake.
+//! Sorts what was seen of one five-tuple, and of those that it was translated into, into connection attempts, and the
+//! packets of an attempt into the parts that they play in a handshake.
 
 use std::net::SocketAddr;
 
 use super::copies::{Transmission, split};
-use super::table::FlowEvents;
-use super::{Sighting, SocketSighting, TcpFlags};
+use super::table::FlowGroup;
+use super::{FiveTuple, Sighting, SocketSighting, TcpFlags};
 use crate::event::{SocketHook, TcpState};
 
 /// One connection attempt.
 #[derive(Debug)]
 pub struct Flow<'a> {
-    /// Who asked.
+    /// Who asked, as at the first place that saw it.
     pub client: SocketAddr,
-    /// Who was asked.
+    /// Who was asked, as at the first place that saw it.
     pub server: SocketAddr,
+    /// The addresses that the client's packets had, as they were translated on their way; the first are `client` and
+    /// `server`.
+    pub forward: Vec<FiveTuple>,
     /// The SYN. Empty where the trace began after it.
     pub request: Vec<Transmission<'a>>,
     /// The SYN-ACK.
@@ -31,7 +34,7 @@ pub struct Flow<'a> {
     pub data: Vec<&'a Sighting>,
     /// What the sockets said.
     pub sockets: Vec<&'a SocketSighting>,
-    /// Whether something of this five-tuple did not fit into the table.
+    /// Whether something of these five-tuples did not fit into the table.
     pub left_out: bool,
 }
 
@@ -48,6 +51,7 @@ impl<'a> Flow<'a> {
         .into_iter()
         .flatten()
         .flat_map(|transmission| transmission.sightings().iter().copied())
+        .chain(self.errors.iter().copied())
         .chain(self.data.iter().copied())
     }
 
@@ -84,6 +88,11 @@ impl<'a> Flow<'a> {
         })
     }
 
+    /// Whether a packet goes the client's way, whatever its addresses were translated to.
+    pub fn is_from_client(&self, sighting: &Sighting) -> bool {
+        self.forward.contains(&sighting.tuple)
+    }
+
     /// Whether a socket message is by the client's socket.
     pub fn is_client(&self, seen: &SocketSighting) -> bool {
         (seen.socket.local_addr, seen.socket.local_port) == (self.client.ip(), self.client.port())
@@ -92,7 +101,8 @@ impl<'a> Flow<'a> {
 
 /// An attempt while its packets are being sorted.
 struct Attempt<'a> {
-    client: SocketAddr,
+    /// As in [`Flow`].
+    forward: Vec<FiveTuple>,
     /// The client's initial sequence number; `None` where the SYN was not seen.
     isn: Option<u32>,
     start_ns: u64,
@@ -103,12 +113,13 @@ struct Attempt<'a> {
     resets: Vec<&'a Sighting>,
     errors: Vec<&'a Sighting>,
     data: Vec<&'a Sighting>,
+    sockets: Vec<&'a SocketSighting>,
 }
 
 impl<'a> Attempt<'a> {
-    fn new(client: SocketAddr, isn: Option<u32>, start_ns: u64) -> Self {
+    fn new(first: FiveTuple, isn: Option<u32>, start_ns: u64) -> Self {
         Self {
-            client,
+            forward: vec![first],
             isn,
             start_ns,
             syns: Vec::new(),
@@ -118,13 +129,22 @@ impl<'a> Attempt<'a> {
             resets: Vec::new(),
             errors: Vec::new(),
             data: Vec::new(),
+            sockets: Vec::new(),
         }
     }
 
-    /// Files a packet that is not a SYN.
+    /// Files a SYN: what addresses it has here, the client's other packets will have too.
+    fn push_syn(&mut self, sighting: &'a Sighting) {
+        if !self.forward.contains(&sighting.tuple) {
+            self.forward.push(sighting.tuple);
+        }
+        self.syns.push(sighting);
+    }
+
+    /// Files any other packet.
     fn push(&mut self, sighting: &'a Sighting) {
         let segment = sighting.segment;
-        let from_client = sighting.tuple.src == self.client;
+        let from_client = self.forward.contains(&sighting.tuple);
         let after_syn = self.isn.map(|isn| isn.wrapping_add(1));
         if sighting.icmp.is_some() {
             if from_client {
@@ -151,49 +171,88 @@ impl<'a> Attempt<'a> {
             self.data.push(sighting);
         }
     }
+
+    /// Whether packets of the attempt had these addresses, in either direction.
+    fn knows(&self, tuple: FiveTuple) -> bool {
+        self.forward.contains(&tuple) || self.forward.contains(&tuple.reversed())
+    }
+
+    fn finish(self, group: &FlowGroup<'a>) -> Flow<'a> {
+        Flow {
+            client: self.forward[0].src,
+            server: self.forward[0].dst,
+            forward: self.forward,
+            request: split(self.syns),
+            reply: split_by_sequence(self.syn_acks),
+            ack: split_by_sequence(self.acks),
+            refusals: split_by_sequence(self.refusals),
+            resets: split_by_sequence(self.resets),
+            errors: self.errors,
+            data: self.data,
+            sockets: self.sockets,
+            left_out: group.left_out(),
+        }
+    }
 }
 
-/// The connection attempts of one five-tuple, oldest first.
+/// The connection attempts of a group of five-tuples, oldest first.
 ///
 /// Each initial sequence number of a SYN is an attempt. What came before the first SYN is an attempt whose
 /// request was not seen.
-pub fn attempts(events: &FlowEvents) -> Vec<Flow<'_>> {
-    let mut sightings: Vec<&Sighting> = events.sightings.iter().collect();
+pub fn attempts<'a>(group: &FlowGroup<'a>) -> Vec<Flow<'a>> {
+    let mut sightings: Vec<&Sighting> = group.sightings().collect();
     sightings.sort_by_key(|sighting| sighting.order());
 
     let mut attempts: Vec<Attempt<'_>> = Vec::new();
     let opens = |sighting: &&&Sighting| sighting.segment.is_syn() && sighting.icmp.is_none();
     for sighting in sightings.iter().filter(opens) {
-        let (client, isn) = (sighting.tuple.src, Some(sighting.segment.seq));
-        let known = attempts
-            .iter()
-            .position(|attempt| attempt.client == client && attempt.isn == isn);
+        let isn = Some(sighting.segment.seq);
+        let known = attempts.iter().position(|attempt| attempt.isn == isn);
         let index = known.unwrap_or_else(|| {
-            attempts.push(Attempt::new(client, isn, sighting.time_ns));
+            attempts.push(Attempt::new(sighting.tuple, isn, sighting.time_ns));
             attempts.len() - 1
         });
-        attempts[index].syns.push(sighting);
+        attempts[index].push_syn(sighting);
     }
     for sighting in sightings.iter().filter(|sighting| !opens(sighting)) {
         let index = attempt_of(sighting, &attempts).unwrap_or_else(|| {
-            attempts.insert(
-                0,
-                Attempt::new(guess_client(&sightings), None, sighting.time_ns),
-            );
+            let first = guess_forward(sighting.tuple, &sightings);
+            attempts.insert(0, Attempt::new(first, None, sighting.time_ns));
             0
         });
         attempts[index].push(sighting);
     }
-    finish(attempts, events)
+    attempts.sort_by_key(|attempt| attempt.start_ns);
+    let mut sockets: Vec<&SocketSighting> = group.sockets().collect();
+    sockets.sort_by_key(|seen| (seen.time_ns, seen.cpu, seen.sequence));
+    for seen in sockets {
+        // A connecting socket enters SYN_SENT just before its SYN is seen.
+        let begun = |attempt: &Attempt<'_>| attempt.start_ns <= seen.time_ns + SYN_SENT_LEAD_NS;
+        let knows = |attempt: &Attempt<'_>| attempt.knows(seen.tuple());
+        let index = attempts
+            .iter()
+            .rposition(|attempt| knows(attempt) && begun(attempt))
+            .or_else(|| attempts.iter().position(knows));
+        if let Some(index) = index {
+            attempts[index].sockets.push(seen);
+        }
+    }
+    attempts
+        .into_iter()
+        .map(|attempt| attempt.finish(group))
+        .collect()
 }
+
+/// How long before its SYN is seen a socket may say that it connects.
+const SYN_SENT_LEAD_NS: u64 = 1_000_000;
 
 /// The attempt that a packet other than a SYN belongs to, or `None` if it came before every one of them.
 fn attempt_of(sighting: &Sighting, attempts: &[Attempt<'_>]) -> Option<usize> {
     let segment = sighting.segment;
     let answers = |attempt: &Attempt<'_>| {
-        let syn_answered = sighting.icmp.is_none() && (segment.is_syn_ack() || segment.is_reset());
-        syn_answered
-            && sighting.tuple.src != attempt.client
+        sighting.icmp.is_none()
+            && (segment.is_syn_ack() || segment.is_reset())
+            && attempt.forward.contains(&sighting.tuple.reversed())
             && attempt
                 .isn
                 .is_some_and(|isn| segment.ack == isn.wrapping_add(1))
@@ -201,17 +260,19 @@ fn attempt_of(sighting: &Sighting, attempts: &[Attempt<'_>]) -> Option<usize> {
     let quotes = |attempt: &Attempt<'_>| {
         sighting.icmp.is_some()
             && segment.is_syn()
-            && sighting.tuple.src == attempt.client
+            && attempt.forward.contains(&sighting.tuple)
             && attempt.isn == Some(segment.seq)
     };
-    let earlier =
-        |attempt: &Attempt<'_>| attempt.start_ns <= sighting.time_ns || attempt.isn.is_none();
+    let earlier = |attempt: &Attempt<'_>| {
+        attempt.knows(sighting.tuple)
+            && (attempt.start_ns <= sighting.time_ns || attempt.isn.is_none())
+    };
+    // A SYN-ACK that acknowledges no SYN of ours answers one that was not seen.
+    let unseen = |attempt: &Attempt<'_>| attempt.knows(sighting.tuple) && attempt.isn.is_none();
     attempts
         .iter()
         .rposition(|attempt| answers(attempt) || quotes(attempt))
         .or_else(|| {
-            // A SYN-ACK that acknowledges no SYN of ours answers one that was not seen.
-            let unseen = |attempt: &Attempt<'_>| attempt.isn.is_none();
             if segment.is_syn_ack() {
                 attempts.iter().position(unseen)
             } else {
@@ -220,83 +281,20 @@ fn attempt_of(sighting: &Sighting, attempts: &[Attempt<'_>]) -> Option<usize> {
         })
 }
 
-/// Who asked, where the SYN was not seen: the receiver of a SYN-ACK; else the side with the higher port, since
-/// ephemeral ports are high (`ip_local_port_range` begins at 32768) and services are low.
-fn guess_client(sightings: &[&Sighting]) -> SocketAddr {
-    if let Some(syn_ack) = sightings
-        .iter()
-        .find(|sighting| sighting.segment.is_syn_ack())
-    {
-        return syn_ack.tuple.dst;
+/// Which way is the client's, where the SYN was not seen: towards the sender of a SYN-ACK; else towards the lower port,
+/// since ephemeral ports are high (`ip_local_port_range` begins at 32768) and services are low.
+fn guess_forward(tuple: FiveTuple, sightings: &[&Sighting]) -> FiveTuple {
+    let is_syn_ack = |sighting: &&&Sighting| {
+        sighting.segment.is_syn_ack() && sighting.tuple.key() == tuple.key()
+    };
+    if let Some(syn_ack) = sightings.iter().find(is_syn_ack) {
+        return syn_ack.tuple.reversed();
     }
-    let tuple = sightings[0].tuple;
     if tuple.src.port() >= tuple.dst.port() {
-        tuple.src
+        tuple
     } else {
-        tuple.dst
+        tuple.reversed()
     }
-}
-
-fn finish<'a>(attempts: Vec<Attempt<'a>>, events: &'a FlowEvents) -> Vec<Flow<'a>> {
-    let starts: Vec<u64> = attempts.iter().map(|attempt| attempt.start_ns).collect();
-    let mut sockets: Vec<&SocketSighting> = events.sockets.iter().collect();
-    sockets.sort_by_key(|seen| (seen.time_ns, seen.cpu, seen.sequence));
-    let mut flows = Vec::with_capacity(attempts.len());
-    for (index, attempt) in attempts.into_iter().enumerate() {
-        let server = peer_of(attempt.client, &attempt);
-        // A connecting socket enters SYN_SENT just before its SYN is seen, so a message belongs to the attempt
-        // whose start is the last before it, with that much grace.
-        let until = starts.get(index + 1).copied();
-        let mine = |seen: &&&SocketSighting| {
-            let since = if index == 0 {
-                0
-            } else {
-                starts[index].saturating_sub(SYN_SENT_LEAD_NS)
-            };
-            seen.time_ns >= since
-                && until.is_none_or(|until| seen.time_ns < until.saturating_sub(SYN_SENT_LEAD_NS))
-        };
-        flows.push(Flow {
-            client: attempt.client,
-            server,
-            request: split(attempt.syns),
-            reply: split_by_sequence(attempt.syn_acks),
-            ack: split_by_sequence(attempt.acks),
-            refusals: split_by_sequence(attempt.refusals),
-            resets: split_by_sequence(attempt.resets),
-            errors: attempt.errors,
-            data: attempt.data,
-            sockets: sockets.iter().filter(mine).copied().collect(),
-            left_out: events.left_out > 0,
-        });
-    }
-    flows
-}
-
-/// How long before its SYN is seen a socket may say that it connects.
-const SYN_SENT_LEAD_NS: u64 = 1_000_000;
-
-fn peer_of(client: SocketAddr, attempt: &Attempt<'_>) -> SocketAddr {
-    let parts = [
-        &attempt.syns,
-        &attempt.syn_acks,
-        &attempt.acks,
-        &attempt.refusals,
-        &attempt.resets,
-        &attempt.errors,
-        &attempt.data,
-    ];
-    let tuple = parts
-        .into_iter()
-        .find_map(|part| part.first())
-        .map(|sighting| sighting.tuple);
-    tuple.map_or(client, |tuple| {
-        if tuple.src == client {
-            tuple.dst
-        } else {
-            tuple.src
-        }
-    })
 }
 
 /// Packets of different sequence or acknowledgement numbers are different packets.

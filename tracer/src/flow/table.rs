@@ -1,8 +1,8 @@
-//! Files sightings by flow, within bounds. What does not fit is counted, never silently left out.
+//! Files sightings by flow, within bounds, and learns which five-tuples are one flow under translation. What does not fit is counted, never silently left out.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use super::{FlowKey, Point, Sighting, SocketSighting};
+use super::{FlowKey, Point, Segment, Sighting, SocketSighting};
 use crate::event::SkbId;
 
 /// The most flows that are kept at once.
@@ -11,6 +11,10 @@ pub const FLOWS_MAX: usize = 65_536;
 pub const SIGHTINGS_MAX: usize = 1_024;
 /// The most sightings that all flows keep together (about 200 bytes each).
 pub const SIGHTINGS_TOTAL_MAX: usize = 2_000_000;
+/// How many skbs of handshake packets are remembered while they may still be translated.
+const ALIVE_MAX: usize = 16_384;
+/// How long an skb may wait (in a queue, for a neighbour) between two sightings and still be the same packet.
+const TRANSLATED_WITHIN_NS: u64 = 1_000_000_000;
 /// How many transmissions back on one CPU a driver's refusal is looked for: a tunnel's own and those nested in it.
 const XMITS_REMEMBERED: usize = 8;
 
@@ -25,10 +29,46 @@ pub struct FlowEvents {
     pub left_out: u64,
 }
 
+/// The five-tuples of one flow: one, or those that it was translated into as well.
+#[derive(Debug, Default)]
+pub struct FlowGroup<'a> {
+    events: Vec<&'a FlowEvents>,
+}
+
+impl<'a> FlowGroup<'a> {
+    /// Every packet, in no order.
+    pub fn sightings(&self) -> impl Iterator<Item = &'a Sighting> {
+        self.events.iter().flat_map(|events| &events.sightings)
+    }
+
+    /// What every socket said, in no order.
+    pub fn sockets(&self) -> impl Iterator<Item = &'a SocketSighting> {
+        self.events.iter().flat_map(|events| &events.sockets)
+    }
+
+    /// Whether something did not fit.
+    pub fn left_out(&self) -> bool {
+        self.events.iter().any(|events| events.left_out > 0)
+    }
+}
+
+/// A handshake packet in an skb that is still alive.
+#[derive(Debug)]
+struct Alive {
+    key: FlowKey,
+    segment: Segment,
+    time_ns: u64,
+}
+
 /// The flows.
 #[derive(Debug, Default)]
 pub struct FlowTable {
     flows: BTreeMap<FlowKey, FlowEvents>,
+    /// Five-tuples that are one flow: each names another of it, but for one that names none.
+    same_flow: HashMap<FlowKey, FlowKey>,
+    /// Where handshake packets were seen last, and the skbs in the order in which they came.
+    alive: HashMap<SkbId, Alive>,
+    alive_order: VecDeque<SkbId>,
     sightings: usize,
     /// Flows and sightings that did not fit.
     table_full: u64,
@@ -46,7 +86,50 @@ impl FlowTable {
             }
             recent.push_back((sighting.skb, key, sighting.clone()));
         }
+        if sighting.icmp.is_none() && (sighting.segment.is_syn() || sighting.segment.is_syn_ack()) {
+            self.follow_translation(key, &sighting);
+        }
         self.insert(key, sighting);
+    }
+
+    /// Joins two five-tuples if the packet was seen with the other one just before, in the same skb.
+    fn follow_translation(&mut self, key: FlowKey, sighting: &Sighting) {
+        if let Some(before) = self.alive.get(&sighting.skb)
+            && before.key != key
+            && before.segment == sighting.segment
+            && sighting.time_ns.abs_diff(before.time_ns) < TRANSLATED_WITHIN_NS
+        {
+            let (one, other) = (self.root_of(before.key), self.root_of(key));
+            if one != other {
+                self.same_flow.insert(one.max(other), one.min(other));
+            }
+        }
+        if matches!(sighting.point, Point::Drop(_) | Point::Consume) {
+            // The address is free now, and will be another packet's.
+            self.alive.remove(&sighting.skb);
+            return;
+        }
+        let now = Alive {
+            key,
+            segment: sighting.segment,
+            time_ns: sighting.time_ns,
+        };
+        if self.alive.insert(sighting.skb, now).is_none() {
+            self.alive_order.push_back(sighting.skb);
+            if self.alive_order.len() > ALIVE_MAX
+                && let Some(oldest) = self.alive_order.pop_front()
+            {
+                self.alive.remove(&oldest);
+            }
+        }
+    }
+
+    fn root_of(&self, mut key: FlowKey) -> FlowKey {
+        // Each step leads to a smaller key, so it ends.
+        while let Some(other) = self.same_flow.get(&key) {
+            key = *other;
+        }
+        key
     }
 
     /// Files a driver's refusal with the transmission that it answers; a refusal of a packet that was not selected is nobody's.
@@ -106,9 +189,14 @@ impl FlowTable {
         self.flows.is_empty()
     }
 
-    /// Every flow, in the order of its key.
-    pub fn iter(&self) -> impl Iterator<Item = (&FlowKey, &FlowEvents)> {
-        self.flows.iter()
+    /// Every flow with all its five-tuples, in a fixed order.
+    pub fn groups(&self) -> impl Iterator<Item = FlowGroup<'_>> {
+        let mut groups: BTreeMap<FlowKey, FlowGroup<'_>> = BTreeMap::new();
+        for (key, events) in &self.flows {
+            let group = groups.entry(self.root_of(*key));
+            group.or_default().events.push(events);
+        }
+        groups.into_values()
     }
 
     fn is_full_for(&self, key: FlowKey) -> bool {

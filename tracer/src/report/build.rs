@@ -8,14 +8,14 @@ use crate::clock::Clock;
 use crate::event::{DeviceId, NetnsId, Symbol};
 use crate::flow::copies::{End, Transmission};
 use crate::flow::pairing::{Flow as Attempt, attempts};
-use crate::flow::{Point, Sighting, Tunnel as SeenTunnel, TunnelKind as SeenKind};
+use crate::flow::{FiveTuple, Point, Sighting, Tunnel as SeenTunnel, TunnelKind as SeenKind};
 use crate::record::{Fact, StoppedBy, View};
 use crate::verdict::{self, Diagnosis, Judgement, Place, Scene, diagnosis};
 
 use super::{
     At, BlindSpot, Cause, Device, Endpoint, Evidence, Flow, Hook, Hop, HopTunnel, Ledger, Leg,
     Loss, Netns, Node, Observer, Outer, PacketKind, Peer, Process, Protocol, REPORT_SCHEMA, Report,
-    Reset, Side, Stage, Summary, Time, Tracer, Tunnel, TunnelKind, Window,
+    Reset, Side, Stage, Summary, Time, Tracer, Translation, Tunnel, TunnelKind, Tuple, Window,
 };
 
 /// Judges every flow as of the end of the window.
@@ -64,8 +64,8 @@ pub fn has_final_fault(analysis: &Analysis, now_ns: u64) -> bool {
     let scene = Scene { analysis, now_ns };
     analysis
         .flows
-        .iter()
-        .flat_map(|(_, events)| attempts(events))
+        .groups()
+        .flat_map(|group| attempts(&group))
         .filter(is_seen)
         .any(|attempt| {
             let judgement = verdict::judge(&attempt, &scene);
@@ -99,8 +99,8 @@ impl Builder<'_> {
         let mut attempts: Vec<Attempt<'_>> = self
             .analysis
             .flows
-            .iter()
-            .flat_map(|(_, events)| attempts(events))
+            .groups()
+            .flat_map(|group| attempts(&group))
             .filter(is_seen)
             .collect();
         attempts.sort_by_key(Attempt::first_ns);
@@ -129,7 +129,7 @@ impl Builder<'_> {
             protocol: Protocol::Tcp,
             client: self.client(attempt),
             server: self.server(attempt),
-            translations: Vec::new(),
+            translations: self.translations(attempt),
             tunnels: tunnels(attempt),
             request: self.leg(request_kind, &attempt.request),
             reply: self.leg(PacketKind::SynAck, &attempt.reply),
@@ -190,6 +190,23 @@ impl Builder<'_> {
         }
     }
 
+    /// Where the addresses changed on the way there and on the way back.
+    fn translations(&self, attempt: &Attempt<'_>) -> Vec<Translation> {
+        let furthest = [&attempt.request, &attempt.reply].map(|part| self.scene.furthest(part));
+        let steps = furthest
+            .into_iter()
+            .flatten()
+            .flat_map(|transmission| transmission.sightings().windows(2));
+        let changes = steps.filter(|step| step[0].tuple != step[1].tuple);
+        let told = |step: &[&Sighting]| Translation {
+            stage: Stage::Nat,
+            from: tuple(step[0].tuple),
+            to: tuple(step[1].tuple),
+            hop: self.hop(step[1]),
+        };
+        changes.map(told).collect()
+    }
+
     fn leg(&self, kind: PacketKind, transmissions: &[Transmission<'_>]) -> Leg {
         let Some(furthest) = self.scene.furthest(transmissions) else {
             return Leg::never(kind);
@@ -221,9 +238,8 @@ impl Builder<'_> {
             .into_iter()
             .filter_map(|side| {
                 let from_client = side == Side::Client;
-                let mine = |each: &&&Transmission<'_>| {
-                    (each.first().tuple.src == attempt.client) == from_client
-                };
+                let mine =
+                    |each: &&&Transmission<'_>| attempt.is_from_client(each.first()) == from_client;
                 let mine: Vec<Transmission<'_>> =
                     all.iter().filter(mine).copied().cloned().collect();
                 let leg = self.leg(PacketKind::Rst, &mine);
@@ -459,6 +475,15 @@ impl Builder<'_> {
             vni: device.vni,
             underlay_ifindex: device.underlay_ifindex,
         }
+    }
+}
+
+const fn tuple(tuple: FiveTuple) -> Tuple {
+    Tuple {
+        src: tuple.src.ip(),
+        src_port: Some(tuple.src.port()),
+        dst: tuple.dst.ip(),
+        dst_port: Some(tuple.dst.port()),
     }
 }
 

@@ -191,7 +191,7 @@ fn answered<'a>(flow: &Flow<'a>, losses: &[Loss<'a>], scene: &Scene<'_>) -> Opti
     let client_data = flow
         .data
         .iter()
-        .any(|sighting| sighting.tuple.src == flow.client && !died(sighting, flow));
+        .any(|sighting| flow.is_from_client(sighting) && !died(sighting, flow));
     if !acknowledged && !client_data && !flow.server_established() {
         // The client's own word does not help if every ACK died on the way.
         let connected = flow.client_state_at(TcpState::Established).is_some();
@@ -404,6 +404,9 @@ fn reply_lost<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<'a>> {
             ))
             .at(dead, Stage::LocalIn)
         }
+        End::Died(dead) if arrived_in_tcp(dead) && dead.tuple.src != flow.server => {
+            untranslated(dead, flow, scene)
+        }
         End::Died(dead) => death(VerdictCode::ReplyDropped, "reply dropped", PacketKind::SynAck, dead, &replies, scene),
         End::Left(at) => Finding {
             next: Some(elsewhere(flow, at, scene)),
@@ -426,6 +429,26 @@ fn reply_lost<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<'a>> {
             scene,
         ),
     })
+}
+
+/// The reply reached the client with an address that the client had not asked.
+fn untranslated<'a>(dead: &'a Sighting, flow: &Flow<'a>, scene: &Scene<'_>) -> Finding<'a> {
+    Finding {
+        next: Some(
+            "the reply must come back through the host that translated the request: compare the two paths above"
+                .to_owned(),
+        ),
+        cause: diagnosis::of(dead, scene.devices()),
+        ..Finding::new(
+            VerdictCode::ReplyDropped,
+            Confidence::Proven,
+            format!(
+                "reply dropped: SYN-ACK reached the client from {}, but the client had asked {}: nothing translated it back",
+                dead.tuple.src, flow.server
+            ),
+        )
+        .at(dead, Stage::LocalIn)
+    }
 }
 
 /// No reply ever existed.

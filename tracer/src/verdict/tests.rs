@@ -78,6 +78,9 @@ struct Story {
     now_ns: u64,
     /// What the packets that are seen next are, if not segments.
     icmp: Option<IcmpError>,
+    /// The two ends as they are addressed from now on.
+    client: SocketAddr,
+    server: SocketAddr,
 }
 
 impl Story {
@@ -178,6 +181,8 @@ impl Story {
             skb: 100,
             now_ns: 10_000 * MS,
             icmp: None,
+            client: CLIENT.into(),
+            server: SERVER.into(),
         }
     }
 
@@ -194,10 +199,10 @@ impl Story {
         death: Option<Death>,
     ) {
         self.skb += 1;
-        let (src, dst): (SocketAddr, SocketAddr) = if from_client {
-            (CLIENT.into(), SERVER.into())
+        let (src, dst) = if from_client {
+            (self.client, self.server)
         } else {
-            (SERVER.into(), CLIENT.into())
+            (self.server, self.client)
         };
         let points = places.iter().map(|place| match *place {
             Xmit(netns, ifindex) => (netns, ifindex, Point::Xmit),
@@ -252,7 +257,7 @@ impl Story {
 
     fn socket(&mut self, at_ms: u64, new_state: TcpState) {
         self.sequence += 1;
-        let (local, remote) = (SocketAddr::from(CLIENT), SocketAddr::from(SERVER));
+        let (local, remote) = (self.client, self.server);
         let event = Event {
             time_ns: at_ms * MS + u64::from(self.sequence),
             cpu: 0,
@@ -280,8 +285,8 @@ impl Story {
             analysis: &self.analysis,
             now_ns: self.now_ns,
         };
-        let (_, events) = self.analysis.flows.iter().next().expect("a flow");
-        let flows = attempts(events);
+        let group = self.analysis.flows.groups().next().expect("a flow");
+        let flows = attempts(&group);
         let judgement = judge(flows.last().expect("an attempt"), &scene);
         assert_eq!(
             (judgement.code, judgement.confidence),
@@ -992,4 +997,115 @@ fn a_flow_that_began_while_the_hooks_were_attached_is_not_inferred() {
     story.analysis.header.start_ns = 100 * MS;
     story.syn(99, &THERE[3..]);
     story.check(VerdictCode::Inconclusive, Confidence::Inconclusive, |_| {});
+}
+
+const CLUSTER_IP: ([u8; 4], u16) = ([10, 96, 0, 1], 443);
+const NODE_A_PORT: ([u8; 4], u16) = ([192, 168, 0, 1], 50_000);
+
+impl Story {
+    /// A packet that node-a translates: the pod's side of its way, and the other, in one skb.
+    fn translated(
+        &mut self,
+        at_ms: u64,
+        from_client: bool,
+        segment: Segment,
+        pod_side: &[At],
+        far_side: &[At],
+    ) {
+        let sides = if from_client {
+            [(true, pod_side), (false, far_side)]
+        } else {
+            [(false, far_side), (true, pod_side)]
+        };
+        for (in_pod, places) in sides {
+            self.client = if in_pod { CLIENT } else { NODE_A_PORT }.into();
+            self.server = if in_pod { CLUSTER_IP } else { SERVER }.into();
+            self.see(at_ms, from_client, segment, places, None);
+            self.skb -= 1;
+        }
+        self.skb += 1;
+    }
+}
+
+#[test]
+fn a_translated_connection_is_one_flow() {
+    let mut story = Story::whole();
+    story.translated(0, true, syn(0), &THERE[..2], &THERE[2..]);
+    story.check(
+        VerdictCode::RequestNotAnswered,
+        Confidence::Inferred,
+        |judgement| {
+            assert_eq!(judgement.at.expect("a place").sighting.netns, Some(POD_B));
+        },
+    );
+    story.translated(1, false, syn_ack(1), &BACK[4..], &BACK[..4]);
+    story.translated(2, true, ack(2), &THERE[..2], &THERE[2..6]);
+    story.check(VerdictCode::Answered, Confidence::Proven, |_| {});
+    assert_eq!(story.analysis.flows.groups().count(), 1);
+    let group = story.analysis.flows.groups().next().expect("a flow");
+    let flows = attempts(&group);
+    assert_eq!(flows.len(), 1);
+    assert_eq!(
+        (flows[0].client, flows[0].server),
+        (CLIENT.into(), CLUSTER_IP.into())
+    );
+    assert_eq!(flows[0].forward.len(), 2);
+}
+
+#[test]
+fn two_connections_through_one_translated_port_are_two() {
+    let mut story = Story::whole();
+    story.translated(0, true, syn(0), &THERE[..2], &THERE[2..]);
+    story.translated(1, false, syn_ack(1), &BACK[4..], &BACK[..4]);
+    story.translated(2, true, ack(2), &THERE[..2], &THERE[2..6]);
+    let second = Segment {
+        seq: 88_888,
+        ..syn(3_000)
+    };
+    story.translated(3_000, true, second, &THERE[..2], &THERE[2..]);
+    story.check(
+        VerdictCode::RequestNotAnswered,
+        Confidence::Inferred,
+        |_| {},
+    );
+    let group = story.analysis.flows.groups().next().expect("a flow");
+    assert_eq!(attempts(&group).len(), 2);
+}
+
+#[test]
+fn a_reply_that_nothing_translates_back_is_dropped_by_the_client() {
+    let mut story = Story::whole();
+    story.server = CLUSTER_IP.into();
+    story.socket(0, TcpState::SynSent);
+    for at_ms in [0, 1_000] {
+        story.server = CLUSTER_IP.into();
+        story.see(at_ms, true, syn(at_ms), &THERE[..2], None);
+        story.skb -= 1;
+        story.server = SERVER.into();
+        story.see(at_ms, true, syn(at_ms), &THERE[2..], None);
+        story.see(
+            at_ms + 1,
+            false,
+            syn_ack(at_ms + 1),
+            &BACK,
+            in_tcp("NO_SOCKET"),
+        );
+    }
+    story.check(VerdictCode::ReplyDropped, Confidence::Proven, |judgement| {
+        assert!(
+            judgement.summary.contains("nothing translated it back"),
+            "{}",
+            judgement.summary
+        );
+    });
+}
+
+#[test]
+fn an_skb_that_was_freed_joins_nothing() {
+    let mut story = Story::whole();
+    story.see(0, true, syn(0), &THERE[..4], nft_forward());
+    story.skb -= 1;
+    story.server = CLUSTER_IP.into();
+    story.see(0, true, syn(0), &THERE[..2], None);
+    assert_eq!(story.analysis.flows.groups().count(), 2);
 }
