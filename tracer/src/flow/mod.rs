@@ -38,6 +38,7 @@ pub struct FiveTuple {
 
 impl FiveTuple {
     /// The other direction.
+    #[must_use]
     pub const fn reversed(self) -> Self {
         Self {
             protocol: self.protocol,
