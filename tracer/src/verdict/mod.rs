@@ -4,8 +4,11 @@
 //! `handshake` decides, `diagnosis` names the cause of a death, `words` puts both into a sentence.
 
 pub mod diagnosis;
+mod finding;
 mod handshake;
 mod losses;
+mod lost;
+mod refusal;
 #[cfg(test)]
 mod tests;
 mod words;

@@ -1,0 +1,310 @@
+//! A reply or a request that never took effect: where it died, left, or was seen last.
+
+use super::diagnosis::{self, Diagnosis, Evidence};
+use super::finding::Finding;
+use super::{Place, Scene, losses};
+use crate::event::{NetnsId, TcpState};
+use crate::flow::copies::{End, Transmission};
+use crate::flow::pairing::Flow;
+use crate::flow::{Point, Sighting};
+use crate::record::Fact;
+use crate::report::{CauseCode, Confidence, PacketKind, Stage, VerdictCode};
+
+/// A reply existed, and the client never answered it.
+pub(super) fn reply_lost<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<'a>> {
+    let counts = |reply: &&Transmission<'_>| {
+        let End::Died(dead) = scene.end(reply) else {
+            return true;
+        };
+        losses::innocent_because(PacketKind::SynAck, dead, flow).is_none()
+    };
+    if flow.reply.is_empty() {
+        return None;
+    }
+    let replies: Vec<Transmission<'a>> = flow.reply.iter().filter(counts).cloned().collect();
+    let Some(furthest) = scene.furthest(&replies) else {
+        return Some(Finding::inconclusive(
+            "inconclusive: every SYN-ACK came after the client had given up, so its death explains nothing".to_owned(),
+        ));
+    };
+    Some(match scene.end(furthest) {
+        End::Died(dead) if arrived_in_tcp(dead) && flow.client_state_at(TcpState::SynSent).is_none() => {
+            Finding::inconclusive(format!(
+                "inconclusive: the SYN-ACK reached {}, but no socket was seen to connect from there: the SYN came from a raw socket, or from before the trace",
+                flow.client
+            ))
+            .at(dead, Stage::LocalIn)
+        }
+        End::Died(dead) if arrived_in_tcp(dead) && dead.tuple.src != flow.server => {
+            untranslated(dead, flow, scene)
+        }
+        End::Died(dead) => death(VerdictCode::ReplyDropped, "reply dropped", PacketKind::SynAck, dead, &replies, scene),
+        End::Left(at) => Finding {
+            next: Some(elsewhere(flow, at, scene)),
+            ..Finding::new(
+                VerdictCode::ReplyLeftNode,
+                Confidence::Inferred,
+                format!("reply lost: SYN-ACK left this node {} and no ACK ever came", scene.place_words(at)),
+            )
+            .at(at, Stage::Egress)
+        },
+        End::Consumed(at) | End::Delivered(at) if !flow.resets.is_empty() => Finding::inconclusive(format!(
+            "inconclusive: the SYN-ACK arrived {} and the client answered with a RST: no socket waited for it",
+            scene.place_words(at)
+        ))
+        .at(at, Stage::LocalIn),
+        End::Consumed(at) | End::Delivered(at) | End::Vanished(at) => vanished(
+            VerdictCode::ReplyNotDelivered,
+            format!("reply lost: SYN-ACK was last seen {}, no drop was seen, and it never reached the client's socket", scene.place_words(at)),
+            at,
+            scene,
+        ),
+    })
+}
+
+/// The reply reached the client with an address that the client had not asked.
+fn untranslated<'a>(dead: &'a Sighting, flow: &Flow<'a>, scene: &Scene<'_>) -> Finding<'a> {
+    Finding {
+        next: Some(
+            "the reply must come back through the host that translated the request: compare the two paths above"
+                .to_owned(),
+        ),
+        cause: diagnosis::of(dead, scene.devices()),
+        ..Finding::new(
+            VerdictCode::ReplyDropped,
+            Confidence::Proven,
+            format!(
+                "reply dropped: SYN-ACK reached the client from {}, but the client had asked {}: nothing translated it back",
+                dead.tuple.src, flow.server
+            ),
+        )
+        .at(dead, Stage::LocalIn)
+    }
+}
+
+/// No reply ever existed.
+pub(super) fn request_lost<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Finding<'a> {
+    let Some(furthest) = scene.furthest(&flow.request) else {
+        return Finding::inconclusive("inconclusive: no request was seen".to_owned());
+    };
+    match scene.end(furthest) {
+        End::Died(dead) => death(
+            VerdictCode::RequestDropped,
+            "request dropped",
+            PacketKind::Syn,
+            dead,
+            &flow.request,
+            scene,
+        ),
+        End::Left(at) => Finding {
+            next: Some(elsewhere(flow, at, scene)),
+            ..Finding::new(
+                VerdictCode::RequestLeftNode,
+                Confidence::Inferred,
+                format!(
+                    "no reply: SYN left this node {} and nothing came back",
+                    scene.place_words(at)
+                ),
+            )
+            .at(at, Stage::Egress)
+        },
+        End::Consumed(at) => {
+            not_answered("SYN reached the listener", Stage::Listener, at, flow, scene)
+        }
+        End::Delivered(at)
+            if !at
+                .device()
+                .is_some_and(|id| scene.devices().hides_delivery(id)) =>
+        {
+            not_answered("SYN arrived", Stage::LocalIn, at, flow, scene)
+        }
+        End::Delivered(at) | End::Vanished(at) => vanished(
+            VerdictCode::RequestNotAnswered,
+            format!(
+                "no reply: SYN was last seen {}, no drop was seen, and no SYN-ACK was ever made",
+                scene.place_words(at)
+            ),
+            at,
+            scene,
+        ),
+    }
+}
+
+/// The request arrived and the host made no reply. The host's counters say why, if they moved.
+fn not_answered<'a>(
+    arrival: &str,
+    stage: Stage,
+    at: &'a Sighting,
+    flow: &Flow<'_>,
+    scene: &Scene<'_>,
+) -> Finding<'a> {
+    let cause = at.netns.and_then(|netns| silent_cause(netns, flow, scene));
+    let why = cause
+        .as_ref()
+        .map_or_else(String::new, |cause| format!(": {}", cause.phrase));
+    let finding = Finding::new(
+        VerdictCode::RequestNotAnswered,
+        Confidence::Inferred,
+        format!(
+            "no reply: {arrival} {} and no SYN-ACK was ever made{why}",
+            scene.place_words(at)
+        ),
+    )
+    .at(at, stage);
+    let ns = scene.enter(Place {
+        sighting: at,
+        stage,
+    });
+    let next = match &cause {
+        Some(cause) => next_of(at, cause, scene),
+        None => Some(format!(
+            "`{ns}ss -ltnp 'sport = {}'`; `{ns}nstat -az | grep -i -e listen -e reqq`",
+            flow.server.port()
+        )),
+    };
+    Finding {
+        next,
+        cause,
+        ..finding
+    }
+}
+
+/// A cause that has no drop event, by the counters of the server's namespace.
+fn silent_cause(netns: NetnsId, flow: &Flow<'_>, scene: &Scene<'_>) -> Option<Diagnosis> {
+    let causes = [
+        (
+            "TcpExtListenOverflows",
+            CauseCode::AcceptQueueFull,
+            "the listener's accept queue is full",
+        ),
+        (
+            "TcpExtTCPReqQFullDrop",
+            CauseCode::SynQueueFull,
+            "the listener's SYN queue is full and SYN cookies are off",
+        ),
+        (
+            "IpOutNoRoutes",
+            CauseCode::NoRoute,
+            "the SYN-ACK has no route back",
+        ),
+        (
+            "Ip6OutNoRoutes",
+            CauseCode::NoRoute,
+            "the SYN-ACK has no route back",
+        ),
+    ];
+    causes.into_iter().find_map(|(counter, code, phrase)| {
+        let moved = |fact: &Fact| match fact {
+            Fact::Counter { netns: of, name, before, after } => *of == netns && name == counter && after > before,
+        };
+        let index = scene.analysis.facts.iter().position(moved)?;
+        Some(Diagnosis {
+            code,
+            stage: Stage::Listener,
+            phrase: match code {
+                CauseCode::NoRoute => format!("{phrase} to {}", flow.client.ip()),
+                _ => phrase.to_owned(),
+            },
+            detail: Some(format!("{counter} of that namespace rose during the trace; the counter does not tell which flow moved it")),
+            evidence: vec![Evidence::Fact(index)],
+        })
+    })
+}
+
+/// Last seen inside the view, and nothing after it. Where the kernel may pass packets on unseen, that proves nothing.
+fn vanished<'a>(
+    code: VerdictCode,
+    summary: String,
+    at: &'a Sighting,
+    scene: &Scene<'_>,
+) -> Finding<'a> {
+    let stage = match at.point {
+        Point::Xmit if at.device().is_some_and(|id| scene.devices().is_tunnel(id)) => Stage::Encap,
+        Point::Xmit => Stage::Egress,
+        _ => Stage::Ingress,
+    };
+    if at
+        .device()
+        .is_none_or(|id| scene.devices().hides_delivery(id))
+    {
+        return Finding::inconclusive(format!(
+            "inconclusive: the packet was last seen {}, behind which packets pass unseen on this kernel",
+            scene.place_words(at)
+        ))
+        .at(at, stage);
+    }
+    let device = scene.device_name(at).unwrap_or("DEV");
+    let ns = scene.enter(Place {
+        sighting: at,
+        stage,
+    });
+    Finding {
+        next: Some(format!(
+            "`{ns}ip -s -s link show {device}`: errors and drops there have no event"
+        )),
+        ..Finding::new(code, Confidence::Inferred, summary).at(at, stage)
+    }
+}
+
+/// A packet died, and no other transmission of it came further.
+pub(super) fn death<'a>(
+    code: VerdictCode,
+    headline: &str,
+    packet: PacketKind,
+    dead: &'a Sighting,
+    transmissions: &[Transmission<'a>],
+    scene: &Scene<'_>,
+) -> Finding<'a> {
+    let Some(cause) = diagnosis::of(dead, scene.devices()) else {
+        return Finding::inconclusive(format!(
+            "inconclusive: {} ended without a cause",
+            packet.name()
+        ));
+    };
+    let latest_two = transmissions.iter().rev().take(2);
+    let died_twice = transmissions.len() >= 2
+        && latest_two
+            .map(|each| scene.end(each))
+            .all(|end| matches!(end, End::Died(_)));
+    let summary = format!(
+        "{headline}: {} killed {} {}",
+        packet.name(),
+        scene.place_words(dead),
+        cause.phrase
+    );
+    let finding = Finding::new(code, Confidence::Proven, summary).at(dead, cause.stage);
+    Finding {
+        next: next_of(dead, &cause, scene),
+        cause: Some(cause),
+        died_twice,
+        ..finding
+    }
+}
+
+/// Freed by TCP itself: the packet arrived.
+pub(super) fn arrived_in_tcp(dead: &Sighting) -> bool {
+    matches!(&dead.point, Point::Drop(death) if losses::freed_in_tcp(death))
+}
+
+/// What to run where a packet died.
+pub(super) fn next_of(at: &Sighting, cause: &Diagnosis, scene: &Scene<'_>) -> Option<String> {
+    let ns = scene.enter(Place {
+        sighting: at,
+        stage: cause.stage,
+    });
+    diagnosis::next(cause.code, &ns, at, scene.device_name(at))
+}
+
+/// What to run where the packet went.
+fn elsewhere(flow: &Flow<'_>, at: &Sighting, scene: &Scene<'_>) -> String {
+    let host = at
+        .tunnels
+        .first()
+        .map_or(at.tuple.dst.ip(), |tunnel| tunnel.outer_dst);
+    let device = scene.device_name(at).unwrap_or("that device");
+    format!(
+        "run `sudo tracer trace host {} and port {}` on {host}, or on the next hop behind {device}",
+        flow.server.ip(),
+        flow.server.port()
+    )
+}

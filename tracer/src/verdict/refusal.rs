@@ -1,0 +1,112 @@
+//! Somebody said no: a RST or an ICMP error that answers the SYN.
+
+use super::Scene;
+use super::diagnosis::{self, Diagnosis, Evidence};
+use super::finding::Finding;
+use super::lost::{arrived_in_tcp, next_of};
+use crate::flow::copies::{End, Transmission};
+use crate::flow::pairing::Flow;
+use crate::flow::{IcmpError, Point, Sighting};
+use crate::report::{CauseCode, Confidence, Stage, VerdictCode};
+
+/// The SYN was answered with a RST, or with an ICMP error that says that the server cannot be reached.
+pub(super) fn refused<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<'a>> {
+    let rst = flow.refusals.first().map(Transmission::first);
+    let unreachable = flow
+        .errors
+        .iter()
+        .copied()
+        .find(|error| error.icmp.is_some_and(IcmpError::is_unreachable));
+    let answer = rst.or(unreachable)?;
+    // The SYN that is refused is freed just before or just after the answer is made.
+    let killer = flow
+        .request
+        .iter()
+        .flat_map(|request| request.sightings().iter().copied())
+        .filter_map(|sighting| Some((sighting, diagnosis::of(sighting, scene.devices())?)))
+        .min_by_key(|(sighting, _)| sighting.time_ns.abs_diff(answer.time_ns));
+    let (cause, at) = match killer {
+        Some((dead, diagnosis)) if diagnosis.code == CauseCode::Netfilter => (
+            Diagnosis {
+                code: CauseCode::Rejected,
+                ..diagnosis
+            },
+            dead,
+        ),
+        // The ICMP error only tells of a death that we saw better.
+        Some(_) if rst.is_none() => return None,
+        Some((dead, diagnosis)) => (diagnosis, dead),
+        None => (refused_elsewhere(answer, scene), answer),
+    };
+    let server = flow.server;
+    let who = match (answer.icmp, cause.code) {
+        (Some(icmp), CauseCode::Rejected) if at.icmp.is_none() => {
+            format!(
+                "a netfilter rule answers for {server} with ICMP ({})",
+                icmp.words()
+            )
+        }
+        (Some(icmp), _) => format!("{} says by ICMP: {}", icmp.from, icmp.words()),
+        (None, CauseCode::NoListener) => format!("nobody listens on {server}"),
+        (None, CauseCode::Rejected) => format!("a netfilter rule answers for {server} with a RST"),
+        (None, _) => format!("{server} answers with a RST"),
+    };
+    let mut summary = format!("refused: {who} ({})", scene.place_words(at));
+    let fates: Vec<End<'_>> = flow
+        .refusals
+        .iter()
+        .map(|refusal| scene.end(refusal))
+        .collect();
+    if let Some(End::Died(dead)) = fates.last()
+        && fates
+            .iter()
+            .all(|end| matches!(end, End::Died(dead) if !arrived_in_tcp(dead)))
+    {
+        let place = scene.place_words(dead);
+        summary = format!("{summary}, and the RST died {place}, so the client sees a timeout");
+    }
+    let finding =
+        Finding::new(VerdictCode::Refused, Confidence::Proven, summary).at(at, cause.stage);
+    Some(Finding {
+        next: next_of(at, &cause, scene),
+        cause: Some(cause),
+        ..finding
+    })
+}
+
+/// A refusal whose reason lies outside the view.
+fn refused_elsewhere(answer: &Sighting, scene: &Scene<'_>) -> Diagnosis {
+    let place = scene.place_words(answer);
+    let (code, what, detail) = match answer.icmp {
+        Some(icmp) => (
+            if icmp.is_prohibited() {
+                CauseCode::Rejected
+            } else {
+                CauseCode::Unknown
+            },
+            format!("ICMP {}", icmp.words()),
+            format!("the ICMP error of {} was first seen {place}", icmp.from),
+        ),
+        None => (
+            CauseCode::Unknown,
+            "RST that acknowledges the SYN".to_owned(),
+            format!(
+                "the RST was first seen {place}: a closed port there, or a firewall on the way, sent it"
+            ),
+        ),
+    };
+    Diagnosis {
+        code,
+        stage: if answer.point == Point::Receive {
+            Stage::Ingress
+        } else {
+            Stage::LocalOut
+        },
+        phrase: format!("by {what}"),
+        detail: Some(detail),
+        evidence: vec![Evidence::Event {
+            time_ns: answer.time_ns,
+            summary: what,
+        }],
+    }
+}
