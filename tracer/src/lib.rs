@@ -6,6 +6,7 @@ pub mod attach;
 pub mod check;
 pub mod cli;
 pub mod clock;
+pub mod codes;
 pub mod config;
 pub mod decode;
 pub mod demo;

@@ -6,6 +6,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::time::Time;
+use crate::codes::{PacketKind, Stage};
+
 use super::verdict::{At, Cause, Verdict};
 
 /// A flow.
@@ -205,50 +207,6 @@ impl Leg {
     }
 }
 
-/// What a packet is to its flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum PacketKind {
-    /// The request came before the trace.
-    Unseen,
-    /// A TCP SYN.
-    Syn,
-    /// A TCP SYN-ACK.
-    SynAck,
-    /// The ACK that ends a handshake.
-    Ack,
-    /// A TCP segment with data or FIN, or a later ACK.
-    Data,
-    /// A TCP RST.
-    Rst,
-    /// A UDP datagram.
-    Datagram,
-    /// An ICMP echo request.
-    EchoRequest,
-    /// An ICMP echo reply.
-    EchoReply,
-    /// An ICMP error about the flow.
-    IcmpError,
-}
-
-impl PacketKind {
-    /// As the text report heads its line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Unseen => "request",
-            Self::Syn => "SYN",
-            Self::SynAck => "SYN-ACK",
-            Self::Ack => "ACK",
-            Self::Data => "data",
-            Self::Rst => "RST",
-            Self::Datagram => "datagram",
-            Self::EchoRequest => "echo request",
-            Self::EchoReply => "echo reply",
-            Self::IcmpError => "ICMP error",
-        }
-    }
-}
-
 /// RSTs from one side.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Reset {
@@ -334,32 +292,4 @@ pub struct Outer {
     pub src: IpAddr,
     /// The destination.
     pub dst: IpAddr,
-}
-
-/// Where in the stack a packet was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Stage {
-    /// Made here, on its way to a first device.
-    LocalOut,
-    /// Handed to a device's driver.
-    Egress,
-    /// Entered a device's receive path.
-    Ingress,
-    /// Routed onwards.
-    Forward,
-    /// Its addresses changed.
-    Nat,
-    /// Put into a tunnel.
-    Encap,
-    /// Taken out of a tunnel.
-    Decap,
-    /// On its way to a socket here.
-    LocalIn,
-    /// Taken by a listening socket.
-    Listener,
-    /// Taken by a connected socket.
-    Socket,
-    /// Freed.
-    Drop,
 }

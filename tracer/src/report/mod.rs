@@ -25,15 +25,16 @@ use clap::ValueEnum;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use crate::codes::{CauseCode, Confidence, PacketKind, Stage, VerdictCode};
 pub use build::{build, has_final_fault};
 pub use flow::{
-    Endpoint, Flow, Hop, HopTunnel, Leg, Loss, Outer, PacketKind, Process, Protocol, Reset, Side,
-    Stage, Translation, Tunnel, TunnelKind, Tuple,
+    Endpoint, Flow, Hop, HopTunnel, Leg, Loss, Outer, Process, Protocol, Reset, Side, Translation,
+    Tunnel, TunnelKind, Tuple,
 };
 pub use schema::{capture_schema, report_schema};
 pub use text::Style;
 pub use time::Time;
-pub use verdict::{At, Cause, CauseCode, Confidence, Evidence, Verdict, VerdictCode};
+pub use verdict::{At, Cause, Evidence, Verdict};
 
 /// The schema id in every report.
 pub const REPORT_SCHEMA: &str = "tracer.report/1";

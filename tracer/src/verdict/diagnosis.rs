@@ -3,10 +3,10 @@
 //!
 //! Sources: `enum skb_drop_reason` (include/net/dropreason-core.h) and the `kfree_skb` sites of Linux 5.10 to 6.18.
 
+use crate::codes::{CauseCode, Stage};
 use crate::devices::Devices;
 use crate::event::{Death, Symbol};
 use crate::flow::{Point, Sighting};
-use crate::report::{CauseCode, Stage};
 
 /// Why a packet died, and where in the stack.
 #[derive(Clone, Debug, PartialEq, Eq)]

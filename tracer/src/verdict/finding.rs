@@ -3,9 +3,9 @@
 use super::diagnosis::Diagnosis;
 use super::losses::Loss;
 use super::{Judgement, Place, Scene};
+use crate::codes::{Confidence, Stage, VerdictCode};
 use crate::flow::Sighting;
 use crate::flow::pairing::Flow;
-use crate::report::{Confidence, Stage, VerdictCode};
 
 /// A conclusion that may still be doubted.
 pub(super) struct Finding<'a> {

@@ -9,11 +9,11 @@ use super::losses::{self, Loss};
 use super::lost::{death, next_of, reply_lost, request_lost};
 use super::refusal::refused;
 use super::{Judgement, Scene, words};
+use crate::codes::{Confidence, PacketKind, VerdictCode};
 use crate::event::TcpState;
 use crate::flow::copies::{End, Transmission};
 use crate::flow::pairing::Flow;
 use crate::flow::{Point, Sighting, TcpFlags};
-use crate::report::{Confidence, PacketKind, VerdictCode};
 
 /// Judges a flow.
 pub fn judge<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Judgement<'a> {

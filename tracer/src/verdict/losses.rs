@@ -3,11 +3,11 @@
 
 use super::diagnosis::{self, Diagnosis};
 use super::{Scene, gave_up_at};
+use crate::codes::PacketKind;
 use crate::event::Death;
 use crate::flow::copies::Transmission;
 use crate::flow::pairing::Flow;
 use crate::flow::{Point, Sighting};
-use crate::report::PacketKind;
 
 /// A packet that died.
 #[derive(Debug)]

@@ -3,12 +3,12 @@
 use super::diagnosis::{self, Diagnosis, Evidence};
 use super::finding::Finding;
 use super::{Place, Scene, losses};
+use crate::codes::{CauseCode, Confidence, PacketKind, Stage, VerdictCode};
 use crate::event::{NetnsId, TcpState};
 use crate::flow::copies::{End, Transmission};
 use crate::flow::pairing::Flow;
 use crate::flow::{Point, Sighting};
 use crate::record::Fact;
-use crate::report::{CauseCode, Confidence, PacketKind, Stage, VerdictCode};
 
 /// A reply existed, and the client never answered it.
 pub(super) fn reply_lost<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<'a>> {

@@ -14,13 +14,13 @@ mod tests;
 mod words;
 
 use crate::analysis::Analysis;
+use crate::codes::{Confidence, Stage, VerdictCode};
 use crate::devices::Devices;
 use crate::event::TcpState;
 use crate::flow::Sighting;
 use crate::flow::copies::{End, Transmission};
 use crate::flow::pairing::Flow;
 use crate::record::{HookState, View};
-use crate::report::{Confidence, Stage, VerdictCode};
 
 pub use diagnosis::Diagnosis;
 pub use handshake::judge;

@@ -4,10 +4,10 @@ use super::Scene;
 use super::diagnosis::{self, Diagnosis, Evidence};
 use super::finding::Finding;
 use super::lost::{arrived_in_tcp, next_of};
+use crate::codes::{CauseCode, Confidence, Stage, VerdictCode};
 use crate::flow::copies::{End, Transmission};
 use crate::flow::pairing::Flow;
 use crate::flow::{IcmpError, Point, Sighting};
-use crate::report::{CauseCode, Confidence, Stage, VerdictCode};
 
 /// The SYN was answered with a RST, or with an ICMP error that says that the server cannot be reached.
 pub(super) fn refused<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<'a>> {

@@ -5,13 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use super::{Judgement, Scene, judge};
 use crate::analysis::Analysis;
+use crate::codes::{CauseCode, Confidence, PacketKind, Stage, VerdictCode};
 use crate::event::{
     Death, DeviceId, Event, NetnsId, SkbId, Socket, SocketHook, Symbol, TcpState, What,
 };
 use crate::flow::pairing::attempts;
 use crate::flow::{FiveTuple, IcmpError, Point, Segment, Sighting, TcpFlags};
 use crate::record::{Device, Fact, Header, Hook, HookState, Ledger, Record, View};
-use crate::report::{CauseCode, Confidence, PacketKind, Stage, VerdictCode};
 
 const POD_A: NetnsId = NetnsId {
     inum: 0xf000_0001,
