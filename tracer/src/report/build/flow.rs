@@ -1,123 +1,21 @@
-//! Fills a [`Report`] from what the records said and what was concluded. It decides nothing: it names devices, turns
-//! monotonic times into wall-clock times and folds transmissions into legs.
+//! A flow as the report tells it: its ends, its legs, its losses and its verdict.
 
-use std::collections::BTreeSet;
+use std::net::SocketAddr;
 
-use crate::analysis::Analysis;
-use crate::clock::Clock;
-use crate::event::{DeviceId, NetnsId, Symbol};
-use crate::flow::copies::{End, Transmission};
-use crate::flow::pairing::{Flow as Attempt, attempts};
-use crate::flow::{FiveTuple, Point, Sighting, Tunnel as SeenTunnel, TunnelKind as SeenKind};
-use crate::record::{Fact, StoppedBy, View};
-use crate::verdict::{self, Diagnosis, Judgement, Place, Scene, diagnosis};
-
-use super::{
-    At, BlindSpot, Cause, Device, Endpoint, Evidence, Flow, Hook, Hop, HopTunnel, Ledger, Leg,
-    Loss, Netns, Node, Observer, Outer, PacketKind, Peer, Process, Protocol, REPORT_SCHEMA, Report,
-    Reset, Side, Stage, Summary, Time, Tracer, Translation, Tunnel, TunnelKind, Tuple, Window,
+use super::super::{
+    At, Cause, Endpoint, Evidence, Flow, Hop, HopTunnel, Leg, Loss, Outer, PacketKind, Process,
+    Protocol, Reset, Side, Stage, Translation, Tunnel, TunnelKind, Tuple, Verdict,
 };
-
-/// Judges every flow as of the end of the window.
-pub fn build(analysis: &Analysis) -> Report {
-    let end = analysis.end();
-    let builder = Builder {
-        analysis,
-        clock: Clock::from_pairs(analysis.clocks.clone()),
-        scene: Scene {
-            analysis,
-            now_ns: end.end_ns,
-        },
-    };
-    let start_ns = analysis.header.start_ns;
-    let header = &analysis.header;
-    let (flows, named) = builder.flows();
-    Report {
-        schema: REPORT_SCHEMA.to_owned(),
-        tracer: Tracer {
-            version: header.tracer_version.clone(),
-            command: header.command.clone(),
-        },
-        node: Node {
-            hostname: header.hostname.clone(),
-            machine_id: header.machine_id.clone(),
-            boot_id: header.boot_id.clone(),
-            kernel: header.kernel.clone(),
-            arch: header.arch.clone(),
-        },
-        window: Window {
-            start: builder.time(start_ns),
-            end: builder.time(end.end_ns),
-            duration_ns: end.end_ns.saturating_sub(start_ns),
-            stopped_by: end.stopped_by.into(),
-        },
-        observer: builder.observer(),
-        ledger: builder.ledger(end.stopped_by),
-        devices: builder.devices(named),
-        summary: Summary::of(&flows),
-        flows,
-    }
-}
-
-/// Whether a flow has a fault that no later event can undo: what `--until-verdict` waits for.
-pub fn has_final_fault(analysis: &Analysis, now_ns: u64) -> bool {
-    let scene = Scene { analysis, now_ns };
-    analysis
-        .flows
-        .groups()
-        .flat_map(|group| attempts(&group))
-        .filter(is_seen)
-        .any(|attempt| {
-            let judgement = verdict::judge(&attempt, &scene);
-            judgement.is_final && judgement.code.is_fault()
-        })
-}
-
-/// A socket may speak of a flow none of whose packets were seen: that is no flow.
-fn is_seen(attempt: &Attempt<'_>) -> bool {
-    attempt.sightings().next().is_some()
-}
-
-struct Builder<'a> {
-    analysis: &'a Analysis,
-    clock: Clock,
-    scene: Scene<'a>,
-}
+use super::Builder;
+use crate::event::{NetnsId, SocketHook, Symbol};
+use crate::flow::copies::{End, Transmission};
+use crate::flow::pairing::Flow as Attempt;
+use crate::flow::{FiveTuple, Point, Sighting, Tunnel as SeenTunnel, TunnelKind as SeenKind};
+use crate::record::Fact;
+use crate::verdict::{self, Diagnosis, Judgement, Place, diagnosis};
 
 impl Builder<'_> {
-    fn time(&self, monotonic_ns: u64) -> Option<Time> {
-        let realtime_ns = self.clock.realtime_ns(monotonic_ns)?;
-        u64::try_from(realtime_ns).ok().map(Time::from_unix_ns)
-    }
-
-    fn netns_name(&self, netns: NetnsId) -> Option<String> {
-        self.analysis.devices.netns_name(netns).map(str::to_owned)
-    }
-
-    /// The flows in the order of their first packets, and the devices that their hops name.
-    fn flows(&self) -> (Vec<Flow>, BTreeSet<DeviceId>) {
-        let mut attempts: Vec<Attempt<'_>> = self
-            .analysis
-            .flows
-            .groups()
-            .flat_map(|group| attempts(&group))
-            .filter(is_seen)
-            .collect();
-        attempts.sort_by_key(Attempt::first_ns);
-        let named = attempts
-            .iter()
-            .flat_map(Attempt::sightings)
-            .filter_map(Sighting::device)
-            .collect();
-        let flows = attempts
-            .iter()
-            .zip(1..)
-            .map(|(attempt, id)| self.flow(attempt, id))
-            .collect();
-        (flows, named)
-    }
-
-    fn flow(&self, attempt: &Attempt<'_>, id: u64) -> Flow {
+    pub(super) fn flow(&self, attempt: &Attempt<'_>, id: u64) -> Flow {
         let judgement = verdict::judge(attempt, &self.scene);
         let request_kind = if attempt.request.is_empty() {
             PacketKind::Unseen
@@ -146,30 +44,13 @@ impl Builder<'_> {
     }
 
     fn client(&self, attempt: &Attempt<'_>) -> Endpoint {
-        let socket = attempt
-            .sockets
-            .iter()
-            .find(|seen| attempt.is_client(seen) && seen.socket.process.is_some());
-        let process = socket.and_then(|seen| seen.socket.process.as_ref());
         let sent_from = attempt
             .request
             .first()
             .map(Transmission::first)
-            .filter(|first| first.point == Point::Xmit);
-        let netns = socket
-            .and_then(|seen| seen.netns)
-            .or_else(|| sent_from.and_then(|first| first.netns));
-        Endpoint {
-            addr: attempt.client.ip(),
-            port: Some(attempt.client.port()),
-            process: process.map(|process| Process {
-                pid: process.pid,
-                comm: process.comm.clone(),
-            }),
-            pod: None,
-            netns: netns.map(|netns| netns.inum),
-            netns_name: netns.and_then(|netns| self.netns_name(netns)),
-        }
+            .filter(|first| first.point == Point::Xmit)
+            .and_then(|first| first.netns);
+        self.endpoint(attempt, attempt.client, true, sent_from)
     }
 
     fn server(&self, attempt: &Attempt<'_>) -> Endpoint {
@@ -180,13 +61,33 @@ impl Builder<'_> {
                 End::Consumed(at) | End::Delivered(at) => at.netns,
                 _ => None,
             });
+        self.endpoint(attempt, attempt.server, false, arrived)
+    }
+
+    /// One end, with what its socket told; the packets know its namespace where no socket did.
+    fn endpoint(
+        &self,
+        attempt: &Attempt<'_>,
+        address: SocketAddr,
+        is_client: bool,
+        seen_in: Option<NetnsId>,
+    ) -> Endpoint {
+        let socket = attempt
+            .sockets
+            .iter()
+            .find(|seen| attempt.is_client(seen) == is_client && seen.socket.process.is_some());
+        let process = socket.and_then(|seen| seen.socket.process.as_ref());
+        let netns = socket.and_then(|seen| seen.netns).or(seen_in);
         Endpoint {
-            addr: attempt.server.ip(),
-            port: Some(attempt.server.port()),
-            process: None,
+            addr: address.ip(),
+            port: Some(address.port()),
+            process: process.map(|process| Process {
+                pid: process.pid,
+                comm: process.comm.clone(),
+            }),
             pod: None,
-            netns: arrived.map(|netns| netns.inum),
-            netns_name: arrived.and_then(|netns| self.netns_name(netns)),
+            netns: netns.map(|netns| netns.inum),
+            netns_name: netns.and_then(|netns| self.netns_name(netns)),
         }
     }
 
@@ -310,9 +211,9 @@ impl Builder<'_> {
         }
     }
 
-    fn verdict(&self, judgement: Judgement<'_>) -> super::Verdict {
+    fn verdict(&self, judgement: Judgement<'_>) -> Verdict {
         let cause = judgement.cause.as_ref().zip(judgement.at);
-        super::Verdict {
+        Verdict {
             code: judgement.code,
             confidence: judgement.confidence,
             at: judgement.at.map(|place| self.at(place)),
@@ -388,94 +289,6 @@ impl Builder<'_> {
             },
         })
     }
-
-    fn observer(&self) -> Observer {
-        let header = &self.analysis.header;
-        let named = |netns: &NetnsId| Netns {
-            netns: netns.inum,
-            netns_name: self.netns_name(*netns),
-        };
-        Observer {
-            filter: Some(header.filter.clone()).filter(|filter| !filter.is_empty()),
-            netns: match &header.view {
-                View::Kernel => None,
-                View::Netns { netns } => Some(netns.iter().map(named).collect()),
-            },
-            hooks: header
-                .hooks
-                .iter()
-                .map(|hook| Hook {
-                    name: hook.name.clone(),
-                    kind: hook.kind.clone(),
-                    state: hook.state.into(),
-                    reason: hook.reason.clone(),
-                })
-                .collect(),
-            blind_spots: header
-                .blind_spots
-                .iter()
-                .map(|spot| BlindSpot {
-                    code: spot.code.clone(),
-                    summary: spot.summary.clone(),
-                })
-                .collect(),
-        }
-    }
-
-    fn ledger(&self, stopped_by: StoppedBy) -> Ledger {
-        let ledger = self.analysis.ledger();
-        let nothing_lost = ledger.ring_full == 0
-            && ledger.missed == 0
-            && ledger.undecodable == 0
-            && ledger.table_full == 0;
-        Ledger {
-            emitted: ledger.emitted,
-            delivered: ledger.delivered,
-            ring_full: ledger.ring_full,
-            missed: ledger.missed,
-            undecodable: ledger.undecodable,
-            rate_limited: ledger.rate_limited,
-            table_full: ledger.table_full,
-            // What a killed writer had not written yet is not known.
-            clean: nothing_lost && stopped_by != StoppedBy::Cut,
-        }
-    }
-
-    fn devices(&self, mut named: BTreeSet<DeviceId>) -> Vec<Device> {
-        let known = &self.analysis.devices;
-        let underlays: Vec<DeviceId> = named
-            .iter()
-            .filter_map(|id| {
-                Some(DeviceId {
-                    ifindex: known.get(*id)?.underlay_ifindex?,
-                    ..*id
-                })
-            })
-            .collect();
-        named.extend(underlays);
-        named
-            .iter()
-            .filter_map(|id| known.get(*id))
-            .map(|device| self.device(device))
-            .collect()
-    }
-
-    fn device(&self, device: &crate::record::Device) -> Device {
-        Device {
-            netns: device.id.netns.inum,
-            netns_name: self.netns_name(device.id.netns),
-            ifindex: device.id.ifindex,
-            name: device.name.clone(),
-            kind: device.kind.clone(),
-            mtu: device.mtu,
-            peer: device.peer.map(|peer| Peer {
-                netns: peer.netns.inum,
-                ifindex: peer.ifindex,
-            }),
-            vni: device.vni,
-            underlay_ifindex: device.underlay_ifindex,
-        }
-    }
 }
 
 const fn tuple(tuple: FiveTuple) -> Tuple {
@@ -500,7 +313,7 @@ fn retransmits(attempt: &Attempt<'_>) -> u64 {
     let told = attempt
         .sockets
         .iter()
-        .filter(|seen| seen.hook == crate::event::SocketHook::RetransmitSkb)
+        .filter(|seen| seen.hook == SocketHook::RetransmitSkb)
         .count();
     let data = told.saturating_sub(again(&attempt.request));
     (again(&attempt.request) + again(&attempt.reply) + data) as u64
