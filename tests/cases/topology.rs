@@ -298,11 +298,12 @@ fn more_changes_than_a_socket_holds_leave_the_truth_all_the_same() -> Result<()>
         let now = in_namespaces(&topology.devices(), &[a_id]);
         let names: BTreeSet<&str> = now.iter().map(|device| device.name.as_str()).collect();
         assert_eq!(names, BTreeSet::from(["lo", "near", "other"]));
-        ensure!(
-            topology.blind_spots().is_empty(),
-            "{:?}",
-            topology.blind_spots()
-        );
+        // Other tests do the same in namespaces that are known here as well.
+        let end = Instant::now() + SOON;
+        while !topology.blind_spots().is_empty() {
+            ensure!(Instant::now() < end, "{:?}", topology.blind_spots());
+            topology.poll();
+        }
         Ok(())
     })?
 }

@@ -16,7 +16,7 @@ mod table;
 mod view;
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     fs::File,
     io,
     path::Path,
@@ -55,6 +55,9 @@ const LIMITS: Limits = Limits {
     devices: 65_536,
     addresses: 262_144,
 };
+
+/// How often a namespace is listed before that is left to the next poll.
+const LISTINGS: usize = 3;
 
 /// The most datagrams that one poll takes from one namespace.
 const DATAGRAMS_PER_POLL: usize = 64;
@@ -96,7 +99,7 @@ pub struct Topology {
     beyond_limit: usize,
     hidden: usize,
     /// Namespaces whose devices could not be listed completely.
-    incomplete: BTreeSet<NetnsId>,
+    incomplete: BTreeMap<NetnsId, Errno>,
     /// Namespaces on the other end of veths that were not asked for because there are too many.
     unasked: usize,
     cookies: bool,
@@ -136,7 +139,7 @@ impl Topology {
             failures: scan.failures,
             beyond_limit: scan.beyond_limit,
             hidden: scan.hidden,
-            incomplete: BTreeSet::new(),
+            incomplete: BTreeMap::new(),
             unasked: 0,
             cookies: options.cookies,
             buffer: vec![0; BUFFER_BYTES],
@@ -206,9 +209,12 @@ impl Topology {
     /// is gone comes as it was last, with `removed`.
     pub fn poll(&mut self) -> Vec<Device> {
         for index in 0..self.namespaces.len() {
-            if self.listen(index) == Err(Errno::ENOBUFS) {
-                // Notifications were lost: only a new listing tells what is true now.
-                self.table.forget(self.namespaces[index].id);
+            let lost = self.listen(index) == Err(Errno::ENOBUFS);
+            let netns = &mut self.namespaces[index];
+            if lost || self.incomplete.contains_key(&netns.id) {
+                // Notifications were lost: only a new listing tells what is true now, and whatever still waits to be
+                // read is older than that.
+                netns.socket.discard(&mut self.buffer);
                 self.list(index);
             }
         }
@@ -289,11 +295,16 @@ impl Topology {
             ),
         );
         let incomplete = self.incomplete.len();
+        let reason = self
+            .incomplete
+            .values()
+            .next()
+            .map_or("", |errno| errno.desc());
         add(
             incomplete,
             "devices_incomplete",
             format!(
-                "the devices of {incomplete} network namespaces could not be listed completely"
+                "the devices of {incomplete} network namespaces could not be listed completely ({reason})"
             ),
         );
         let unasked = self.unasked;
@@ -412,33 +423,34 @@ impl Topology {
         });
     }
 
-    /// Lists the devices and addresses of a namespace.
+    /// Lists the devices and addresses of a namespace. Where that fails, a device that is not mentioned may still be
+    /// there, and the next poll tries again.
     fn list(&mut self, index: usize) {
-        let id = self.namespaces[index].id;
-        let links = self.dump(index, Dump::Links, &mut |_| {});
-        let addresses = self.dump(index, Dump::Addresses, &mut |_| {});
-        if links.and(addresses).is_ok() {
-            self.incomplete.remove(&id);
-        } else {
-            self.incomplete.insert(id);
-        }
-    }
-
-    /// Asks a namespace for everything of a kind. Whatever it says about devices is taken in, and `each` hears all of it.
-    fn dump(
-        &mut self,
-        index: usize,
-        what: Dump,
-        each: &mut dyn FnMut(Message<'_>),
-    ) -> Result<(), Errno> {
         let Netns { id, socket, .. } = &mut self.namespaces[index];
-        let table = &mut self.table;
-        socket.dump(what, &mut self.buffer, &mut |message| {
-            if let Some(change) = links::parse(message) {
-                table.apply(*id, change);
+        let mut changes = Vec::new();
+        let mut listed = Err(Errno::ENOBUFS);
+        for _ in 0..LISTINGS {
+            changes.clear();
+            let mut note = |message: Message<'_>| changes.extend(links::parse(message));
+            listed = socket.dump(Dump::Links, &mut self.buffer, &mut note);
+            if listed.is_ok() {
+                listed = socket.dump(Dump::Addresses, &mut self.buffer, &mut note);
             }
-            each(message);
-        })
+            // So much changes just now that the socket overflows; EBUSY is what is left of a dump that was given up.
+            if !matches!(listed, Err(Errno::ENOBUFS | Errno::EBUSY)) {
+                break;
+            }
+            socket.discard(&mut self.buffer);
+        }
+        if let Err(errno) = listed {
+            self.incomplete.insert(*id, errno);
+        } else {
+            self.table.forget(*id);
+            self.incomplete.remove(id);
+        }
+        for change in changes {
+            self.table.apply(*id, change);
+        }
     }
 
     /// Takes in the notifications of a namespace that are already there.

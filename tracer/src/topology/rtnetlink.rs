@@ -38,6 +38,9 @@ pub(super) const BUFFER_BYTES: usize = 64 * 1024;
 /// How often a dump is repeated that the kernel calls inconsistent (`NLM_F_DUMP_INTR`: something changed meanwhile).
 const ATTEMPTS: usize = 3;
 
+/// The most datagrams that are thrown away in one go; a full queue holds some hundreds.
+const DISCARDED_MAX: usize = 4096;
+
 /// The bits of `nl_groups` (`RTMGRP_*` of linux/rtnetlink.h) for devices and for the addresses of both families.
 const GROUPS: u32 =
     (libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR) as u32;
@@ -194,6 +197,16 @@ impl RouteSocket {
             }
             Err(Errno::EAGAIN) => Ok(false),
             Err(error) => Err(error),
+        }
+    }
+
+    /// Throws away what waits to be read, with it the rest of a dump that was given up.
+    pub(super) fn discard(&mut self, buffer: &mut [u8]) {
+        for _ in 0..DISCARDED_MAX {
+            match self.receive(buffer, MsgFlags::MSG_DONTWAIT) {
+                Ok(_) | Err(Errno::ENOBUFS) => {}
+                Err(_) => break,
+            }
         }
     }
 

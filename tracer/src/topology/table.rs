@@ -247,9 +247,13 @@ impl Table {
     /// The kernel does not tell one end when the other is moved, and the namespaces are not heard in the order of
     /// events, so what a device itself names may be out of date.
     fn believed(&self, id: DeviceId, entry: &Entry) -> Option<DeviceId> {
-        let own = entry.claim?;
-        if self.claims.contains(&(id, own)) {
-            return Some(own);
+        match entry.claim {
+            Some(own) if self.claims.contains(&(id, own)) => return Some(own),
+            Some(_) => {}
+            // The first end of a new cable is told before the cable is complete (`veth_newlink()` in
+            // drivers/net/veth.c), and never again.
+            None if entry.link.has_peer() && entry.link.over_ifindex.is_none() => {}
+            None => return None,
         }
         let mut claimers = self.claimers(id);
         claimers.next().filter(|_| claimers.next().is_none())
@@ -488,6 +492,27 @@ mod tests {
             [
                 (id(HOST, 7), Some(id(OTHER, 4)), false),
                 (id(OTHER, 4), Some(id(HOST, 7)), false),
+            ]
+        );
+    }
+
+    #[test]
+    fn an_end_that_was_told_before_the_cable_was_complete_is_connected() {
+        let mut table = table();
+        let incomplete = Link {
+            ifindex: 2,
+            kind: "veth".to_owned(),
+            ..Link::default()
+        };
+        table.apply(POD, Change::Link(Box::new(incomplete)));
+        table.changes();
+        table.resolve(HOST, 0, POD);
+        table.apply(HOST, veth(7, 2, Some(0)));
+        assert_eq!(
+            peers(&table.changes()),
+            [
+                (id(HOST, 7), Some(id(POD, 2)), false),
+                (id(POD, 2), Some(id(HOST, 7)), false),
             ]
         );
     }

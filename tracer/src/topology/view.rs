@@ -14,11 +14,7 @@ use crate::{
     record::{Device, View},
 };
 
-use super::{
-    Topology, netns,
-    routes::default_route_devices,
-    rtnetlink::{Dump, Message},
-};
+use super::{Netns, Topology, links, netns, routes::default_route_devices, rtnetlink::Dump};
 
 /// The most names that an error lists.
 const NAMES_SHOWN: usize = 12;
@@ -194,10 +190,16 @@ impl Topology {
         let Some(index) = self.namespaces.iter().position(|open| open.id == netns) else {
             return Ok(devices);
         };
-        self.dump(index, Dump::Routes, &mut |message: Message<'_>| {
-            devices.extend(default_route_devices(message));
-        })
-        .map_err(|errno| ViewError::Routes { netns, errno })?;
+        let Netns { id, socket, .. } = &mut self.namespaces[index];
+        let table = &mut self.table;
+        socket
+            .dump(Dump::Routes, &mut self.buffer, &mut |message| {
+                if let Some(change) = links::parse(message) {
+                    table.apply(*id, change);
+                }
+                devices.extend(default_route_devices(message));
+            })
+            .map_err(|errno| ViewError::Routes { netns, errno })?;
         Ok(devices)
     }
 }
