@@ -99,7 +99,12 @@ fn answered_on_the_second_try() -> Result<()> {
         let reports = observers.stop()?;
         reports.check(&[(client, views)])?;
         let report = reports.full.report()?;
-        ensure!(report.pointer("/flows/0/request/count") == Some(&2.into()));
+        // Two, unless this machine was too busy to heal the network within the second.
+        let syns = report.pointer("/flows/0/request/count");
+        ensure!(
+            syns.and_then(Value::as_u64).is_some_and(|syns| syns >= 2),
+            "{syns:?}"
+        );
         ensure!(
             report.pointer("/flows/0/losses/0/cause/code") == Some(&"netfilter".into()),
             "{report:#}"

@@ -1,6 +1,7 @@
 //! What tracer may do: enough to attach, and nothing from then on. What parses bytes runs without capabilities.
 
-use std::{fs, io};
+use std::time::{Duration, Instant};
+use std::{fs, io, thread};
 
 use caps::{CapSet, Capability, CapsHashSet, errors::CapsError};
 
@@ -17,6 +18,10 @@ const NEEDED: [(Capability, &str); 4] = [
 
 /// The identity mapping of the initial user namespace.
 const EVERY_USER: [&str; 3] = ["0", "0", "4294967295"];
+
+/// A thread that was joined is still listed until the kernel has buried it (`pthread_join` returns at `mm_release`,
+/// `/proc` forgets at `release_task`), which takes long only on a busy machine.
+const BURIED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Why attaching cannot work.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -96,17 +101,31 @@ pub fn drop_all(keep: &[Capability]) -> Result<Vec<Capability>, DropError> {
         kept.push(Capability::CAP_BPF);
     }
     drop_in_this_thread(&kept)?;
-    let mut others = 0;
-    for task in fs::read_dir("/proc/self/task")? {
-        let status = fs::read_to_string(task?.path().join("status"))?;
-        if !capabilities_within(&status, &kept) {
-            others += 1;
-        }
+    let deadline = Instant::now() + BURIED_WITHIN;
+    let mut others = privileged_threads(&kept)?;
+    while others > 0 && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(1));
+        others = privileged_threads(&kept)?;
     }
     if others > 0 {
         return Err(DropError::OtherThreads(others));
     }
     Ok(kept)
+}
+
+/// How many threads of this process may do more than this.
+fn privileged_threads(keep: &[Capability]) -> Result<usize, DropError> {
+    let mut count = 0;
+    for task in fs::read_dir("/proc/self/task")? {
+        // A thread that is gone since may do nothing.
+        let Ok(status) = fs::read_to_string(task?.path().join("status")) else {
+            continue;
+        };
+        if !capabilities_within(&status, keep) {
+            count += 1;
+        }
+    }
+    Ok(count)
 }
 
 /// Drops the capabilities of this thread alone.
@@ -140,7 +159,7 @@ fn capabilities_within(status: &str, keep: &[Capability]) -> bool {
 /// Asks the kernel on a thread that has no capabilities.
 fn maps_are_readable_without_capabilities() -> Result<bool, DropError> {
     let not_a_map = fs::File::open("/dev/null")?;
-    let asked = std::thread::scope(|scope| {
+    let asked = thread::scope(|scope| {
         let ask = || -> Result<bool, DropError> {
             drop_in_this_thread(&[])?;
             Ok(bpf_answers(not_a_map))
