@@ -11,7 +11,7 @@ use tracer_common::{
 
 use crate::{
     config::config,
-    emit::{emit, header, with_scratch},
+    emit::{header, with_scratch},
     filter::{selects, watches},
     maps::{OWNERS, count},
     skb::{Place, load, load_pointer},
@@ -199,7 +199,7 @@ pub fn report(statement: &Statement) {
             // SAFETY: the value is copied at once.
             let owner = unsafe { OWNERS.get(owned) }.copied();
             let Owner { pid, comm } = owner.unwrap_or(Owner::NOBODY);
-            emit(&SocketRecord {
+            let record = SocketRecord {
                 header: header(kind, place),
                 local_addr: ends.local_addr,
                 remote_addr: ends.remote_addr,
@@ -211,7 +211,10 @@ pub fn report(statement: &Statement) {
                 pid,
                 owner_known: u32::from(owner.is_some()),
                 comm,
-            });
+            };
+            // SAFETY: the record lies in the scratch space, which is ours.
+            unsafe { scratch.record::<SocketRecord>().write(record) };
+            scratch.emit::<SocketRecord>(0);
         });
     }
     if changes_state && new_state == TCP_CLOSE {
