@@ -130,9 +130,17 @@ fn arrived(at: &Sighting, devices: &Devices) -> bool {
             .is_some_and(|netns| devices.is_local(netns, at.tuple.dst.ip()))
 }
 
-/// A flooded copy that reached a host it was not meant for.
-fn is_bystander(at: &Sighting) -> bool {
-    matches!(&at.point, Point::Drop(death) if death.reason.as_deref() == Some("OTHERHOST"))
+/// A copy whose death says nothing of the packet: one that a bridge flooded to a host it was not meant for, or one made
+/// for a packet socket (a sniffer) that could not take it.
+pub fn is_bystander(at: &Sighting) -> bool {
+    let Point::Drop(death) = &at.point else {
+        return false;
+    };
+    death.reason.as_deref() == Some("OTHERHOST")
+        || matches!(
+            death.location.function.as_str(),
+            "packet_rcv" | "tpacket_rcv" | "packet_rcv_spkt"
+        )
 }
 
 /// Whether `next`, seen after `at`, shows that the branch went on.

@@ -177,6 +177,21 @@ impl<'a> Attempt<'a> {
         self.forward.contains(&tuple) || self.forward.contains(&tuple.reversed())
     }
 
+    /// How far a packet lies from the attempt's SYN, in bytes of the client's sequence. Initial sequence numbers are
+    /// random, so of several attempts with one five-tuple (a port used again, the same addresses in two namespaces)
+    /// the right one is by far the nearest.
+    fn distance(&self, sighting: &Sighting) -> u32 {
+        let Some(isn) = self.isn else {
+            return u32::MAX / 2;
+        };
+        let position = if self.forward.contains(&sighting.tuple) {
+            sighting.segment.seq
+        } else {
+            sighting.segment.ack
+        };
+        position.wrapping_sub(isn)
+    }
+
     fn finish(self, group: &FlowGroup<'a>) -> Flow<'a> {
         Flow {
             client: self.forward[0].src,
@@ -269,16 +284,22 @@ fn attempt_of(sighting: &Sighting, attempts: &[Attempt<'_>]) -> Option<usize> {
     };
     // A SYN-ACK that acknowledges no SYN of ours answers one that was not seen.
     let unseen = |attempt: &Attempt<'_>| attempt.knows(sighting.tuple) && attempt.isn.is_none();
-    attempts
+    if let Some(index) = attempts
         .iter()
         .rposition(|attempt| answers(attempt) || quotes(attempt))
-        .or_else(|| {
-            if segment.is_syn_ack() {
-                attempts.iter().position(unseen)
-            } else {
-                attempts.iter().rposition(earlier)
-            }
-        })
+    {
+        return Some(index);
+    }
+    if segment.is_syn_ack() {
+        return attempts.iter().position(unseen);
+    }
+    let earlier = attempts
+        .iter()
+        .enumerate()
+        .filter(|(_, attempt)| earlier(attempt));
+    let (index, _) = earlier
+        .min_by_key(|(index, attempt)| (attempt.distance(sighting), std::cmp::Reverse(*index)))?;
+    Some(index)
 }
 
 /// Which way is the client's, where the SYN was not seen: towards the sender of a SYN-ACK; else towards the lower port,

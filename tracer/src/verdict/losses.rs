@@ -5,7 +5,7 @@ use super::diagnosis::{self, Diagnosis};
 use super::{Scene, gave_up_at};
 use crate::codes::PacketKind;
 use crate::event::Death;
-use crate::flow::copies::Transmission;
+use crate::flow::copies::{Transmission, is_bystander};
 use crate::flow::pairing::Flow;
 use crate::flow::{Point, Sighting};
 
@@ -105,6 +105,9 @@ pub fn innocent_because(
         _ if SPENT.contains(&reason) => Some("TCP had no more use for it"),
         _ if reason == "OTHERHOST" && has_twin(sighting, flow) => {
             Some("a copy that a bridge flooded to a host it was not meant for")
+        }
+        _ if reason != "OTHERHOST" && is_bystander(sighting) => {
+            Some("a copy for a sniffer, which could not take it")
         }
         _ => None,
     }

@@ -18,8 +18,21 @@ pub(super) fn reply_lost<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Findi
         };
         losses::innocent_because(PacketKind::SynAck, dead, flow).is_none()
     };
-    if flow.reply.is_empty() {
-        return None;
+    let first = flow.reply.first()?.first();
+    let rejected = flow
+        .resets
+        .iter()
+        .map(Transmission::first)
+        .find(|reset| flow.is_from_client(reset) && reset.order() > first.order());
+    if let Some(reset) = rejected {
+        // Whoever sends a RST has seen what it rejects.
+        return Some(
+            Finding::inconclusive(format!(
+                "inconclusive: the SYN-ACK reached {}, which answered it with a RST: no socket waited for it any more, or the SYN came from a raw socket",
+                flow.client
+            ))
+            .at(reset, Stage::LocalIn),
+        );
     }
     let replies: Vec<Transmission<'a>> = flow.reply.iter().filter(counts).cloned().collect();
     let Some(furthest) = scene.furthest(&replies) else {
@@ -48,11 +61,6 @@ pub(super) fn reply_lost<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Findi
             )
             .at(at, Stage::Egress)
         },
-        End::Consumed(at) | End::Delivered(at) if !flow.resets.is_empty() => Finding::inconclusive(format!(
-            "inconclusive: the SYN-ACK arrived {} and the client answered with a RST: no socket waited for it",
-            scene.place_words(at)
-        ))
-        .at(at, Stage::LocalIn),
         End::Consumed(at) | End::Delivered(at) | End::Vanished(at) => vanished(
             VerdictCode::ReplyNotDelivered,
             format!("reply lost: SYN-ACK was last seen {}, no drop was seen, and it never reached the client's socket", scene.place_words(at)),

@@ -1109,3 +1109,57 @@ fn an_skb_that_was_freed_joins_nothing() {
     story.see(0, true, syn(0), &THERE[..2], None);
     assert_eq!(story.analysis.flows.groups().count(), 2);
 }
+
+#[test]
+fn a_client_that_rejects_the_reply_has_it() {
+    let mut story = Story::new(View::Netns {
+        netns: vec![NODE_B, POD_B],
+    });
+    story.syn(0, &THERE[3..]);
+    story.syn_ack(500, &BACK[..3]);
+    story.see(
+        501,
+        true,
+        segment(TcpFlags::RST, ISN + 1, 0, 501),
+        &THERE[3..6],
+        None,
+    );
+    story.check(
+        VerdictCode::Inconclusive,
+        Confidence::Inconclusive,
+        |judgement| {
+            assert!(judgement.summary.contains("RST"), "{}", judgement.summary);
+        },
+    );
+}
+
+#[test]
+fn a_sniffer_that_cannot_keep_up_kills_no_packet() {
+    let mut story = Story::whole();
+    let sniffer = || killed("PACKET_SOCK_ERROR", &["tpacket_rcv", "dev_queue_xmit_nit"]);
+    story.syn(0, &THERE);
+    story.see(0, true, syn(0), &THERE[..1], sniffer());
+    story.check(
+        VerdictCode::RequestNotAnswered,
+        Confidence::Inferred,
+        |judgement| {
+            assert!(judgement.losses[0].innocent);
+        },
+    );
+}
+
+#[test]
+fn two_namespaces_with_the_same_addresses_keep_their_connections_apart() {
+    let mut story = Story::whole();
+    let other = |segment: Segment| Segment {
+        seq: segment.seq.wrapping_add(1 << 30),
+        ..segment
+    };
+    story.syn(0, &THERE);
+    story.see(1, true, other(syn(1)), &THERE[..4], nft_forward());
+    story.syn_ack(2, &BACK);
+    // Later than both SYNs, and of the first connection.
+    story.ack(3, &THERE[..6]);
+    story.see(1_001, true, other(syn(1_001)), &THERE[..4], nft_forward());
+    story.check(VerdictCode::RequestDropped, Confidence::Proven, |_| {});
+}
