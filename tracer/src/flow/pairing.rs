@@ -1,12 +1,13 @@
 //! Sorts what was seen of one five-tuple, and of those that it was translated into, into connection attempts, and the
 //! packets of an attempt into the parts that they play in a handshake.
 
+use std::cmp::Reverse;
 use std::net::SocketAddr;
 
 use super::copies::{Transmission, split};
 use super::table::FlowGroup;
 use super::{FiveTuple, Sighting, SocketSighting, TcpFlags};
-use crate::event::{SocketHook, TcpState};
+use crate::event::{NetnsId, SocketHook, TcpState};
 
 /// One connection attempt.
 #[derive(Debug)]
@@ -88,6 +89,21 @@ impl<'a> Flow<'a> {
         })
     }
 
+    /// Whom the client asked: as its socket says, or as the first place saw it.
+    pub fn asked(&self) -> SocketAddr {
+        let own = self.sockets.iter().find(|seen| self.is_client(seen));
+        own.map_or(self.server, |seen| seen.tuple().dst)
+    }
+
+    /// Whether a packet is one of the client's that only a client with the reply sends, soon after its SYN: its sequence
+    /// number is near the SYN's, which that of another connection with the same addresses is not.
+    pub fn follows_request(&self, sighting: &Sighting) -> bool {
+        let isn = self.request.first().map(|syn| syn.first().segment.seq);
+        self.is_from_client(sighting)
+            && sighting.segment.flags.has(TcpFlags::ACK)
+            && isn.is_some_and(|isn| sighting.segment.seq.wrapping_sub(isn) < NEAR_BYTES)
+    }
+
     /// Whether a packet goes the client's way, whatever its addresses were translated to.
     pub fn is_from_client(&self, sighting: &Sighting) -> bool {
         self.forward.contains(&sighting.tuple)
@@ -105,6 +121,8 @@ struct Attempt<'a> {
     forward: Vec<FiveTuple>,
     /// The client's initial sequence number; `None` where the SYN was not seen.
     isn: Option<u32>,
+    /// How much data its SYN carries (TCP Fast Open).
+    syn_len: u32,
     start_ns: u64,
     syns: Vec<&'a Sighting>,
     syn_acks: Vec<&'a Sighting>,
@@ -114,6 +132,8 @@ struct Attempt<'a> {
     errors: Vec<&'a Sighting>,
     data: Vec<&'a Sighting>,
     sockets: Vec<&'a SocketSighting>,
+    /// The namespaces that its packets passed; `None` is one that could not be told.
+    netns: Vec<Option<NetnsId>>,
 }
 
 impl<'a> Attempt<'a> {
@@ -121,6 +141,7 @@ impl<'a> Attempt<'a> {
         Self {
             forward: vec![first],
             isn,
+            syn_len: 0,
             start_ns,
             syns: Vec::new(),
             syn_acks: Vec::new(),
@@ -130,6 +151,7 @@ impl<'a> Attempt<'a> {
             errors: Vec::new(),
             data: Vec::new(),
             sockets: Vec::new(),
+            netns: Vec::new(),
         }
     }
 
@@ -138,14 +160,36 @@ impl<'a> Attempt<'a> {
         if !self.forward.contains(&sighting.tuple) {
             self.forward.push(sighting.tuple);
         }
+        self.syn_len = self.syn_len.max(sighting.segment.payload_len);
+        self.visit(sighting);
         self.syns.push(sighting);
+    }
+
+    fn visit(&mut self, sighting: &Sighting) {
+        if !self.netns.contains(&sighting.netns) {
+            self.netns.push(sighting.netns);
+        }
+    }
+
+    /// Whether a socket message can be about this attempt. Only the one that announces a SYN comes before it; and
+    /// what happens in a namespace that none of the packets passed is another connection's, with the same addresses.
+    fn may_own(&self, seen: &SocketSighting) -> bool {
+        let lead = if seen.socket.new_state == Some(TcpState::SynSent) {
+            SYN_SENT_LEAD_NS
+        } else {
+            0
+        };
+        let in_view =
+            seen.netns.is_none() || self.netns.contains(&None) || self.netns.contains(&seen.netns);
+        let in_time = self.isn.is_none() || self.start_ns <= seen.time_ns.saturating_add(lead);
+        in_view && in_time && self.knows(seen.tuple())
     }
 
     /// Files any other packet.
     fn push(&mut self, sighting: &'a Sighting) {
+        self.visit(sighting);
         let segment = sighting.segment;
         let from_client = self.forward.contains(&sighting.tuple);
-        let after_syn = self.isn.map(|isn| isn.wrapping_add(1));
         if sighting.icmp.is_some() {
             if from_client {
                 self.errors.push(sighting);
@@ -156,14 +200,14 @@ impl<'a> Attempt<'a> {
             self.syn_acks.push(sighting);
         } else if segment.is_reset() {
             let answers_syn =
-                !from_client && segment.flags.has(TcpFlags::ACK) && after_syn == Some(segment.ack);
+                !from_client && segment.flags.has(TcpFlags::ACK) && self.is_after_syn(segment.ack);
             if answers_syn {
                 &mut self.refusals
             } else {
                 &mut self.resets
             }
             .push(sighting);
-        } else if from_client && segment.flags.has(TcpFlags::ACK) && Some(segment.seq) == after_syn
+        } else if from_client && segment.flags.has(TcpFlags::ACK) && self.is_after_syn(segment.seq)
         {
             // Whatever way the SYN-ACK took: a client that sends this has received one.
             self.acks.push(sighting);
@@ -172,24 +216,28 @@ impl<'a> Attempt<'a> {
         }
     }
 
+    /// Whether a sequence number follows the SYN, with or without the data that it carries.
+    fn is_after_syn(&self, number: u32) -> bool {
+        self.isn
+            .is_some_and(|isn| number.wrapping_sub(isn.wrapping_add(1)) <= self.syn_len)
+    }
+
+    /// How far a segment is from the SYN, in bytes that the client sent; `None` where that cannot be told.
+    fn bytes_since_syn(&self, sighting: &Sighting) -> Option<u32> {
+        let segment = sighting.segment;
+        let number = if self.forward.contains(&sighting.tuple) {
+            segment.seq
+        } else if segment.flags.has(TcpFlags::ACK) {
+            segment.ack
+        } else {
+            return None;
+        };
+        Some(number.wrapping_sub(self.isn?))
+    }
+
     /// Whether packets of the attempt had these addresses, in either direction.
     fn knows(&self, tuple: FiveTuple) -> bool {
         self.forward.contains(&tuple) || self.forward.contains(&tuple.reversed())
-    }
-
-    /// How far a packet lies from the attempt's SYN, in bytes of the client's sequence. Initial sequence numbers are
-    /// random, so of several attempts with one five-tuple (a port used again, the same addresses in two namespaces)
-    /// the right one is by far the nearest.
-    fn distance(&self, sighting: &Sighting) -> u32 {
-        let Some(isn) = self.isn else {
-            return u32::MAX / 2;
-        };
-        let position = if self.forward.contains(&sighting.tuple) {
-            sighting.segment.seq
-        } else {
-            sighting.segment.ack
-        };
-        position.wrapping_sub(isn)
     }
 
     fn finish(self, group: &FlowGroup<'a>) -> Flow<'a> {
@@ -229,10 +277,15 @@ pub fn attempts<'a>(group: &FlowGroup<'a>) -> Vec<Flow<'a>> {
         });
         attempts[index].push_syn(sighting);
     }
+    for attempt in &mut attempts {
+        group.spread(&mut attempt.forward);
+    }
     for sighting in sightings.iter().filter(|sighting| !opens(sighting)) {
         let index = attempt_of(sighting, &attempts).unwrap_or_else(|| {
             let first = guess_forward(sighting.tuple, &sightings);
-            attempts.insert(0, Attempt::new(first, None, sighting.time_ns));
+            let mut unseen = Attempt::new(first, None, sighting.time_ns);
+            group.spread(&mut unseen.forward);
+            attempts.insert(0, unseen);
             0
         });
         attempts[index].push(sighting);
@@ -241,13 +294,7 @@ pub fn attempts<'a>(group: &FlowGroup<'a>) -> Vec<Flow<'a>> {
     let mut sockets: Vec<&SocketSighting> = group.sockets().collect();
     sockets.sort_by_key(|seen| (seen.time_ns, seen.cpu, seen.sequence));
     for seen in sockets {
-        // A connecting socket enters SYN_SENT just before its SYN is seen.
-        let begun = |attempt: &Attempt<'_>| attempt.start_ns <= seen.time_ns + SYN_SENT_LEAD_NS;
-        let knows = |attempt: &Attempt<'_>| attempt.knows(seen.tuple());
-        let index = attempts
-            .iter()
-            .rposition(|attempt| knows(attempt) && begun(attempt))
-            .or_else(|| attempts.iter().position(knows));
+        let index = attempts.iter().rposition(|attempt| attempt.may_own(seen));
         if let Some(index) = index {
             attempts[index].sockets.push(seen);
         }
@@ -258,7 +305,7 @@ pub fn attempts<'a>(group: &FlowGroup<'a>) -> Vec<Flow<'a>> {
         .collect()
 }
 
-/// How long before its SYN is seen a socket may say that it connects.
+/// A connecting socket enters `SYN_SENT` just before its SYN is seen: at most this long.
 const SYN_SENT_LEAD_NS: u64 = 1_000_000;
 
 /// The attempt that a packet other than a SYN belongs to, or `None` if it came before every one of them.
@@ -268,9 +315,7 @@ fn attempt_of(sighting: &Sighting, attempts: &[Attempt<'_>]) -> Option<usize> {
         sighting.icmp.is_none()
             && (segment.is_syn_ack() || segment.is_reset())
             && attempt.forward.contains(&sighting.tuple.reversed())
-            && attempt
-                .isn
-                .is_some_and(|isn| segment.ack == isn.wrapping_add(1))
+            && attempt.is_after_syn(segment.ack)
     };
     let quotes = |attempt: &Attempt<'_>| {
         sighting.icmp.is_some()
@@ -293,14 +338,23 @@ fn attempt_of(sighting: &Sighting, attempts: &[Attempt<'_>]) -> Option<usize> {
     if segment.is_syn_ack() {
         return attempts.iter().position(unseen);
     }
-    let earlier = attempts
+    // The addresses do not tell two attempts apart that happen at once (two namespaces may have the same); the sequence
+    // numbers do, since those of two connections are random to each other.
+    let distance = |attempt: &Attempt<'_>| attempt.bytes_since_syn(sighting).unwrap_or(u32::MAX);
+    let (nearest, _) = attempts
         .iter()
         .enumerate()
-        .filter(|(_, attempt)| earlier(attempt));
-    let (index, _) = earlier
-        .min_by_key(|(index, attempt)| (attempt.distance(sighting), std::cmp::Reverse(*index)))?;
-    Some(index)
+        .filter(|(_, attempt)| earlier(attempt))
+        .min_by_key(|(index, attempt)| (distance(attempt), Reverse(*index)))?;
+    if distance(&attempts[nearest]) < NEAR_BYTES {
+        return Some(nearest);
+    }
+    // Too far to be known by its numbers: of a connection from before the trace, or of one that is long.
+    Some(attempts.iter().position(unseen).unwrap_or(nearest))
 }
+
+/// What is further from a SYN than this is not shown by its sequence number to belong to it.
+const NEAR_BYTES: u32 = 1 << 26;
 
 /// Which way is the client's, where the SYN was not seen: towards the sender of a SYN-ACK; else towards the lower port,
 /// since ephemeral ports are high (`ip_local_port_range` begins at 32768) and services are low.

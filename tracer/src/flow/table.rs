@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use super::{FlowKey, Point, Segment, Sighting, SocketSighting};
+use super::{FiveTuple, FlowKey, Point, Segment, Sighting, SocketSighting};
 use crate::event::SkbId;
 
 /// The most flows that are kept at once.
@@ -11,7 +11,7 @@ pub const FLOWS_MAX: usize = 65_536;
 pub const SIGHTINGS_MAX: usize = 1_024;
 /// The most sightings that all flows keep together (about 200 bytes each).
 pub const SIGHTINGS_TOTAL_MAX: usize = 2_000_000;
-/// How many skbs of handshake packets are remembered while they may still be translated.
+/// How many skbs are remembered while they may still be translated.
 const ALIVE_MAX: usize = 16_384;
 /// How long an skb may wait (in a queue, for a neighbour) between two sightings and still be the same packet.
 const TRANSLATED_WITHIN_NS: u64 = 1_000_000_000;
@@ -33,6 +33,7 @@ pub struct FlowEvents {
 #[derive(Debug, Default)]
 pub struct FlowGroup<'a> {
     events: Vec<&'a FlowEvents>,
+    translations: Vec<(FiveTuple, FiveTuple)>,
 }
 
 impl<'a> FlowGroup<'a> {
@@ -46,16 +47,38 @@ impl<'a> FlowGroup<'a> {
         self.events.iter().flat_map(|events| &events.sockets)
     }
 
+    /// Adds to some addresses of packets all that packets of the same direction were translated to or from.
+    pub fn spread(&self, tuples: &mut Vec<FiveTuple>) {
+        loop {
+            let before = tuples.len();
+            for (one, other) in &self.translations {
+                for (known, new) in [
+                    (*one, *other),
+                    (*other, *one),
+                    (one.reversed(), other.reversed()),
+                    (other.reversed(), one.reversed()),
+                ] {
+                    if tuples.contains(&known) && !tuples.contains(&new) {
+                        tuples.push(new);
+                    }
+                }
+            }
+            if tuples.len() == before {
+                return;
+            }
+        }
+    }
+
     /// Whether something did not fit.
     pub fn left_out(&self) -> bool {
         self.events.iter().any(|events| events.left_out > 0)
     }
 }
 
-/// A handshake packet in an skb that is still alive.
+/// A packet in an skb that is still alive.
 #[derive(Debug)]
 struct Alive {
-    key: FlowKey,
+    tuple: FiveTuple,
     segment: Segment,
     time_ns: u64,
 }
@@ -66,7 +89,9 @@ pub struct FlowTable {
     flows: BTreeMap<FlowKey, FlowEvents>,
     /// Five-tuples that are one flow: each names another of it, but for one that names none.
     same_flow: HashMap<FlowKey, FlowKey>,
-    /// Where handshake packets were seen last, and the skbs in the order in which they came.
+    /// The addresses of one packet before and after, for each two five-tuples that were joined.
+    translations: Vec<(FiveTuple, FiveTuple)>,
+    /// Where packets were seen last, and the skbs in the order in which they came.
     alive: HashMap<SkbId, Alive>,
     alive_order: VecDeque<SkbId>,
     sightings: usize,
@@ -86,7 +111,7 @@ impl FlowTable {
             }
             recent.push_back((sighting.skb, key, sighting.clone()));
         }
-        if sighting.icmp.is_none() && (sighting.segment.is_syn() || sighting.segment.is_syn_ack()) {
+        if sighting.icmp.is_none() {
             self.follow_translation(key, &sighting);
         }
         self.insert(key, sighting);
@@ -95,12 +120,14 @@ impl FlowTable {
     /// Joins two five-tuples if the packet was seen with the other one just before, in the same skb.
     fn follow_translation(&mut self, key: FlowKey, sighting: &Sighting) {
         if let Some(before) = self.alive.get(&sighting.skb)
-            && before.key != key
+            && before.tuple != sighting.tuple
             && before.segment == sighting.segment
             && sighting.time_ns.abs_diff(before.time_ns) < TRANSLATED_WITHIN_NS
         {
-            let (one, other) = (self.root_of(before.key), self.root_of(key));
+            let before = before.tuple;
+            let (one, other) = (self.root_of(before.key()), self.root_of(key));
             if one != other {
+                self.translations.push((before, sighting.tuple));
                 self.same_flow.insert(one.max(other), one.min(other));
             }
         }
@@ -110,7 +137,7 @@ impl FlowTable {
             return;
         }
         let now = Alive {
-            key,
+            tuple: sighting.tuple,
             segment: sighting.segment,
             time_ns: sighting.time_ns,
         };
@@ -195,6 +222,10 @@ impl FlowTable {
         for (key, events) in &self.flows {
             let group = groups.entry(self.root_of(*key));
             group.or_default().events.push(events);
+        }
+        for translation in &self.translations {
+            let group = groups.entry(self.root_of(translation.0.key()));
+            group.or_default().translations.push(*translation);
         }
         groups.into_values()
     }

@@ -93,7 +93,7 @@ fn answered<'a>(flow: &Flow<'a>, losses: &[Loss<'a>], scene: &Scene<'_>) -> Opti
     let client_data = flow
         .data
         .iter()
-        .any(|sighting| flow.is_from_client(sighting) && !died(sighting, flow));
+        .any(|sighting| flow.follows_request(sighting) && !died(sighting, flow));
     if !acknowledged && !client_data && !flow.server_established() {
         // The client's own word does not help if every ACK died on the way.
         let connected = flow.client_state_at(TcpState::Established).is_some();

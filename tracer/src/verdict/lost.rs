@@ -2,7 +2,7 @@
 
 use super::diagnosis::{self, Diagnosis, Evidence};
 use super::finding::Finding;
-use super::{Place, Scene, losses};
+use super::{Place, Scene, losses, words};
 use crate::codes::{CauseCode, Confidence, PacketKind, Stage, VerdictCode};
 use crate::event::{NetnsId, TcpState};
 use crate::flow::copies::{End, Transmission};
@@ -19,37 +19,44 @@ pub(super) fn reply_lost<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Findi
         losses::innocent_because(PacketKind::SynAck, dead, flow).is_none()
     };
     let first = flow.reply.first()?.first();
-    let rejected = flow
-        .resets
-        .iter()
-        .map(Transmission::first)
-        .find(|reset| flow.is_from_client(reset) && reset.order() > first.order());
-    if let Some(reset) = rejected {
-        // Whoever sends a RST has seen what it rejects.
-        return Some(
-            Finding::inconclusive(format!(
-                "inconclusive: the SYN-ACK reached {}, which answered it with a RST: no socket waited for it any more, or the SYN came from a raw socket",
-                flow.client
-            ))
-            .at(reset, Stage::LocalIn),
-        );
-    }
     let replies: Vec<Transmission<'a>> = flow.reply.iter().filter(counts).cloned().collect();
     let Some(furthest) = scene.furthest(&replies) else {
         return Some(Finding::inconclusive(
             "inconclusive: every SYN-ACK came after the client had given up, so its death explains nothing".to_owned(),
         ));
     };
-    Some(match scene.end(furthest) {
+    let end = scene.end(furthest);
+    if let End::Died(dead) = end
+        && arrived_in_tcp(dead)
+        && dead.tuple.src != flow.asked()
+    {
+        return Some(untranslated(dead, flow, scene));
+    }
+    // A firewall that kills the SYN-ACK may send a RST in the client's name; else, whoever sends one has seen what it
+    // rejects.
+    let killed_before = matches!(end, End::Died(dead) if !arrived_in_tcp(dead));
+    let mut resets = flow.resets.iter().map(Transmission::first);
+    let rejected = resets.find(|reset| flow.is_from_client(reset) && reset.order() > first.order());
+    if let Some(reset) = rejected.filter(|_| !killed_before) {
+        let since_ns = reset
+            .time_ns
+            .saturating_sub(flow.request[0].first().time_ns);
+        return Some(
+            Finding::inconclusive(format!(
+                "inconclusive: the SYN-ACK reached {}, which answered it with a RST, {} after its SYN: no socket waited for it any more, or the SYN came from a raw socket",
+                flow.client,
+                words::duration(since_ns)
+            ))
+            .at(reset, Stage::LocalIn),
+        );
+    }
+    Some(match end {
         End::Died(dead) if arrived_in_tcp(dead) && flow.client_state_at(TcpState::SynSent).is_none() => {
             Finding::inconclusive(format!(
                 "inconclusive: the SYN-ACK reached {}, but no socket was seen to connect from there: the SYN came from a raw socket, or from before the trace",
                 flow.client
             ))
             .at(dead, Stage::LocalIn)
-        }
-        End::Died(dead) if arrived_in_tcp(dead) && dead.tuple.src != flow.server => {
-            untranslated(dead, flow, scene)
         }
         End::Died(dead) => death(VerdictCode::ReplyDropped, "reply dropped", PacketKind::SynAck, dead, &replies, scene),
         End::Left(at) => Finding {
@@ -83,7 +90,7 @@ fn untranslated<'a>(dead: &'a Sighting, flow: &Flow<'a>, scene: &Scene<'_>) -> F
             Confidence::Proven,
             format!(
                 "reply dropped: SYN-ACK reached the client from {}, but the client had asked {}: nothing translated it back",
-                dead.tuple.src, flow.server
+                dead.tuple.src, flow.asked()
             ),
         )
         .at(dead, Stage::LocalIn)

@@ -1163,3 +1163,137 @@ fn two_namespaces_with_the_same_addresses_keep_their_connections_apart() {
     story.see(1_001, true, other(syn(1_001)), &THERE[..4], nft_forward());
     story.check(VerdictCode::RequestDropped, Confidence::Proven, |_| {});
 }
+
+/// A connection with the addresses of another, elsewhere and at the same time.
+fn with_isn(segment: Segment, shift: u32) -> Segment {
+    Segment {
+        seq: segment.seq.wrapping_add(shift),
+        ack: segment.ack.wrapping_add(shift),
+        ..segment
+    }
+}
+
+#[test]
+fn data_of_another_connection_with_the_same_addresses_is_not_an_answer() {
+    let elsewhere = 0x5000_0000;
+    let mut story = Story::whole();
+    story.see(0, true, with_isn(syn(0), elsewhere), &THERE[..1], None);
+    story.see(1, false, with_isn(syn_ack(1), elsewhere), &BACK[5..], None);
+    story.see(2, true, with_isn(ack(2), elsewhere), &THERE[..1], None);
+    story.see(3, true, syn(3), &THERE[..6], nft_forward());
+    let data = Segment {
+        payload_len: 10,
+        seq: ISN + 11,
+        ..ack(4)
+    };
+    story.see(4, true, with_isn(data, elsewhere), &THERE[..1], None);
+    story.check(VerdictCode::RequestDropped, Confidence::Proven, |_| {});
+    // And if its handshake was not seen.
+    let mut story = Story::whole();
+    story.see(3, true, syn(3), &THERE[..6], nft_forward());
+    story.see(4, true, with_isn(data, elsewhere), &THERE[..1], None);
+    story.check(VerdictCode::RequestDropped, Confidence::Proven, |_| {});
+}
+
+#[test]
+fn a_socket_of_another_namespace_with_the_same_addresses_is_not_an_answer() {
+    let mut story = Story::whole();
+    // The packets pass node-a only; the socket in pod-a has the same addresses and is established.
+    story.see(0, true, syn(0), &THERE[2..3], nft_forward());
+    story.socket(1, TcpState::Established);
+    story.check(VerdictCode::RequestDropped, Confidence::Proven, |_| {});
+}
+
+#[test]
+fn a_socket_that_closes_just_before_another_attempt_belongs_to_the_one_before() {
+    let mut story = Story::whole();
+    story.socket(0, TcpState::SynSent);
+    story.syn(0, &THERE);
+    story.socket(300, TcpState::Close);
+    story.socket(300, TcpState::SynSent);
+    story.see(300, true, with_isn(syn(300), 77), &THERE, None);
+    story.see(
+        400,
+        false,
+        syn_ack(400),
+        &BACK,
+        in_tcp("TCP_INVALID_ACK_SEQUENCE"),
+    );
+    let group = story.analysis.flows.groups().next().expect("a flow");
+    let flows = attempts(&group);
+    let scene = Scene {
+        analysis: &story.analysis,
+        now_ns: story.now_ns,
+    };
+    let judgement = judge(&flows[0], &scene);
+    assert_eq!(judgement.code, VerdictCode::Inconclusive, "{judgement:#?}");
+}
+
+#[test]
+fn a_firewall_that_rejects_the_reply_speaks_in_the_clients_name() {
+    let mut story = Story::whole();
+    for at_ms in [0, 1_000] {
+        story.syn(at_ms, &THERE);
+        story.see(at_ms, false, syn_ack(at_ms), &BACK[..4], nft_forward());
+        let reset = segment(TcpFlags::RST, ISN + 1, 0, at_ms);
+        story.see(at_ms, true, reset, &THERE[2..6], None);
+    }
+    story.check(VerdictCode::ReplyDropped, Confidence::Proven, |_| {});
+}
+
+#[test]
+fn data_in_a_syn_is_acknowledged_with_it() {
+    let fast_open = Segment {
+        payload_len: 4,
+        ..syn(0)
+    };
+    let reply = Segment {
+        ack: ISN + 5,
+        ..syn_ack(1)
+    };
+    let mut story = Story::whole();
+    story.see(0, true, fast_open, &THERE, None);
+    story.see(1, false, reply, &BACK[..2], nft_forward());
+    story.check(VerdictCode::ReplyDropped, Confidence::Proven, |_| {});
+    let mut story = Story::whole();
+    story.see(0, true, fast_open, &THERE, None);
+    story.see(1, false, reply, &BACK, None);
+    let ack = Segment {
+        seq: ISN + 5,
+        ..ack(2)
+    };
+    story.see(2, true, ack, &THERE[..6], None);
+    story.check(VerdictCode::Answered, Confidence::Proven, |_| {});
+    let group = story.analysis.flows.groups().next().expect("a flow");
+    assert_eq!(attempts(&group).len(), 1);
+}
+
+#[test]
+fn a_reply_that_dies_half_translated_is_of_the_same_flow() {
+    let mut story = Story::whole();
+    story.translated(0, true, syn(0), &THERE[..2], &THERE[2..]);
+    // The source is translated back only when it leaves: in FORWARD the packet has addresses that no SYN had.
+    story.client = NODE_A_PORT.into();
+    story.server = SERVER.into();
+    story.see(1, false, syn_ack(1), &BACK[..4], None);
+    story.skb -= 1;
+    story.client = CLIENT.into();
+    story.see(1, false, syn_ack(1), &[], nft_forward());
+    story.check(VerdictCode::ReplyDropped, Confidence::Proven, |_| {});
+    let group = story.analysis.flows.groups().next().expect("a flow");
+    assert_eq!(attempts(&group).len(), 1);
+}
+
+#[test]
+fn an_ack_that_dies_half_translated_is_of_the_same_flow() {
+    let mut story = Story::whole();
+    story.translated(0, true, syn(0), &THERE[..2], &THERE[2..]);
+    story.translated(1, false, syn_ack(1), &BACK[4..], &BACK[..4]);
+    story.client = CLIENT.into();
+    story.server = CLUSTER_IP.into();
+    story.see(2, true, ack(2), &THERE[..2], None);
+    story.skb -= 1;
+    story.server = SERVER.into();
+    story.see(2, true, ack(2), &[], nft_forward());
+    story.check(VerdictCode::AckDropped, Confidence::Proven, |_| {});
+}
