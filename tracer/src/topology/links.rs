@@ -215,3 +215,151 @@ fn text(value: &[u8]) -> String {
         Err(_) => String::from_utf8_lossy(value).into_owned(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_core::Emitable as _;
+    use netlink_packet_route::{
+        address::{AddressAttribute, AddressMessage},
+        link::{InfoData, InfoKind, LinkAttribute, LinkInfo, LinkMessage},
+    };
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn bytes(message: &LinkMessage) -> Vec<u8> {
+        let mut bytes = vec![0; message.buffer_len()];
+        message.emit(&mut bytes);
+        bytes
+    }
+
+    /// A device with ifindex 7 and these attributes.
+    fn message(attributes: Vec<LinkAttribute>) -> LinkMessage {
+        let mut message = LinkMessage::default();
+        message.header.index = 7;
+        message.header.link_layer_type = LinkLayerType::Ether;
+        message.attributes = attributes;
+        message
+    }
+
+    fn parsed(attributes: Vec<LinkAttribute>) -> Link {
+        link(&bytes(&message(attributes))).expect("a device")
+    }
+
+    fn kind(kind: InfoKind, data: InfoData) -> LinkAttribute {
+        LinkAttribute::LinkInfo(vec![LinkInfo::Kind(kind), LinkInfo::Data(data)])
+    }
+
+    #[test]
+    fn geneve_tells_its_vni_and_port_and_external_has_no_vni() {
+        let geneve = |mut options: Vec<InfoGeneve>| {
+            options.extend([InfoGeneve::Id(813), InfoGeneve::Port(6081)]);
+            parsed(vec![kind(InfoKind::Geneve, InfoData::Geneve(options))])
+        };
+        let fixed = geneve(vec![]);
+        assert_eq!(
+            (fixed.kind.as_str(), fixed.vni, fixed.udp_port),
+            ("geneve", Some(813), Some(6081))
+        );
+        let external = geneve(vec![InfoGeneve::CollectMetadata]);
+        assert_eq!((external.vni, external.udp_port), (None, Some(6081)));
+    }
+
+    #[test]
+    fn a_wireguard_device_has_neither_mac_nor_device_below() {
+        let mut message = message(vec![
+            LinkAttribute::IfName("wg0".to_owned()),
+            LinkAttribute::Mtu(1420),
+            LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Wireguard)]),
+        ]);
+        message.header.link_layer_type = LinkLayerType::None;
+        message.header.flags = LinkFlags::Up;
+        assert_eq!(
+            link(&bytes(&message)),
+            Some(Link {
+                ifindex: 7,
+                name: "wg0".to_owned(),
+                kind: "wireguard".to_owned(),
+                mtu: 1420,
+                up: true,
+                ..Link::default()
+            })
+        );
+    }
+
+    #[test]
+    fn a_device_without_a_kind_is_physical() {
+        let nic = parsed(vec![LinkAttribute::Address(vec![2, 0, 0, 0, 0, 1])]);
+        assert_eq!(
+            (nic.kind.as_str(), nic.mac),
+            ("physical", Some([2, 0, 0, 0, 0, 1]))
+        );
+    }
+
+    #[test]
+    fn a_name_that_is_not_utf8_hides_nothing() {
+        // IFLA_IFNAME "a\xff" and IFLA_MTU 1500, which a typed parser refuses as a whole.
+        let mut bytes = bytes(&message(vec![]));
+        bytes.extend([7, 0, 3, 0, b'a', 0xff, 0, 0]);
+        bytes.extend([8, 0, 4, 0]);
+        bytes.extend(1500_u32.to_ne_bytes());
+        let device = link(&bytes).expect("a device");
+        assert_eq!((device.name.as_str(), device.mtu), ("a\u{fffd}", 1500));
+    }
+
+    #[test]
+    fn a_port_that_leaves_its_bridge_is_not_gone() {
+        let mut message = message(vec![]);
+        message.header.interface_family = AddressFamily::Bridge;
+        let bytes = bytes(&message);
+        let message = |kind| Message {
+            kind,
+            payload: &bytes,
+        };
+        assert_eq!(parse(message(libc::RTM_DELLINK)), None);
+        assert_eq!(parse(message(libc::RTM_NEWLINK)), None);
+    }
+
+    #[test]
+    fn the_own_address_of_a_point_to_point_device_is_the_local_one() {
+        let mut message = AddressMessage::default();
+        message.header.family = AddressFamily::Inet;
+        message.header.index = 7;
+        let [own, other] = [1, 2].map(|last| IpAddr::from([192, 0, 2, last]));
+        message.attributes = vec![
+            AddressAttribute::Address(other),
+            AddressAttribute::Local(own),
+        ];
+        let mut bytes = vec![0; message.buffer_len()];
+        message.emit(&mut bytes);
+        let said = |kind| {
+            parse(Message {
+                kind,
+                payload: &bytes,
+            })
+        };
+        assert_eq!(said(libc::RTM_NEWADDR), Some(Change::Address(7, own)));
+        assert_eq!(said(libc::RTM_DELADDR), Some(Change::AddressGone(7, own)));
+    }
+
+    proptest! {
+        #[test]
+        fn no_message_stops_the_parser(
+            kind in 16_u16..22,
+            payload in proptest::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let _ = parse(Message { kind, payload: &payload });
+        }
+
+        #[test]
+        fn a_message_that_is_cut_stops_nothing(cut in 0_usize..120) {
+            let vxlan = InfoData::Vxlan(vec![InfoVxlan::Id(42), InfoVxlan::Port(4789)]);
+            let whole = bytes(&message(vec![
+                LinkAttribute::IfName("vx".to_owned()),
+                kind(InfoKind::Vxlan, vxlan),
+            ]));
+            let device = link(&whole[..cut.min(whole.len())]);
+            prop_assert!(device.is_none_or(|device| device.ifindex == 7));
+        }
+    }
+}
