@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use tracer::event::{DeviceId, NetnsId};
 use tracer::lab::{Netns, sandbox};
 use tracer::record::{Device, Fact, Record, View};
-use tracer::topology::{Counters, OpenOptions, Topology, tunnel_ports};
+use tracer::topology::{Counters, Topology, tunnel_ports};
 use tracer_common::packet::Tunnel;
 use tracer_tests::Tracer;
 
@@ -19,7 +19,7 @@ use tracer_tests::Tracer;
 const SOON: Duration = Duration::from_secs(20);
 
 fn open() -> Result<Topology> {
-    Ok(Topology::open(OpenOptions { cookies: true })?)
+    Ok(Topology::open()?)
 }
 
 fn id_of(topology: &Topology, name: &str) -> Result<NetnsId> {

@@ -19,7 +19,7 @@ use aya::{
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use thiserror::Error;
 use tracer_common::{
-    config::Config,
+    config::{Config, MISSING},
     filter::FilterProgram,
     ledger::{COUNTERS, Counter},
     packet::TunnelPorts,
@@ -60,6 +60,8 @@ pub struct AttachOptions {
     pub filter: FilterProgram,
     /// Inode numbers of the namespaces to watch; `None` for all. What has no namespace is seen in any case.
     pub netns: Option<Vec<u32>>,
+    /// Whether events carry the cookie of their namespace.
+    pub netns_cookies: bool,
     /// The size of the ring; rounded up to what the kernel takes, a power of two of at least a page.
     pub ring_bytes: u32,
     /// Events of an established TCP flow before the rest is held back; 0 for all.
@@ -73,6 +75,7 @@ impl Default for AttachOptions {
         Self {
             filter: FilterProgram::ALL,
             netns: None,
+            netns_cookies: true,
             ring_bytes: RING_BYTES,
             budget: BUDGET,
             tunnel_ports: TunnelPorts::NONE,
@@ -246,11 +249,15 @@ pub fn attach(options: &AttachOptions) -> Result<Attached, AttachError> {
 /// What is frozen into the programs.
 fn config(options: &AttachOptions, features: &Features, ring_bytes: u32) -> Config {
     let consumer = features.consumer.clone().unwrap_or_default();
+    let mut offsets = features.offsets;
+    if !options.netns_cookies {
+        offsets.net_cookie = MISSING;
+    }
     Config {
         consume_start: consumer.start,
         consume_end: consumer.end,
         flow_seed: RandomState::new().hash_one(ring_bytes),
-        offsets: features.offsets,
+        offsets,
         reason_not_dropped: features.reason_not_dropped,
         reason_consumed: features.reason_consumed,
         budget: options.budget,

@@ -13,7 +13,7 @@ use crate::host::Host;
 use crate::manual;
 use crate::privilege;
 use crate::record::HookState;
-use crate::topology::{OpenOptions, Topology};
+use crate::topology::Topology;
 
 /// An address that no packet has (RFC 6890: reserved for documentation).
 const NOTHING: &str = "host 192.0.2.1 and port 1 and vni 16777215";
@@ -25,7 +25,7 @@ pub fn run() -> Result<u8> {
     let mut output = Vec::new();
     privilege::check()?;
     let host = Host::read()?;
-    let topology = Topology::open(OpenOptions { cookies: true })?;
+    let topology = Topology::open()?;
     let attached = attach(&AttachOptions {
         filter: filter::compile(NOTHING)?,
         ring_bytes: RING_BYTES,

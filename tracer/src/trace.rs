@@ -22,7 +22,7 @@ use crate::host::Host;
 use crate::record::{CAPTURE_SCHEMA, Header, Record, StoppedBy, Trailer, View};
 use crate::report::{self, Report};
 use crate::source::ring::Ring;
-use crate::topology::{Counters, OpenOptions, Topology, tunnel_ports};
+use crate::topology::{Counters, Topology, tunnel_ports};
 use crate::{clock, privilege};
 
 /// How often the ring is emptied: nothing wakes its reader while it is less than half full.
@@ -40,7 +40,7 @@ const LAST_DRAINS: usize = 64;
 /// is its second part.
 pub fn run(config: &mut TraceConfig) -> Result<(Report, Option<io::Error>)> {
     privilege::check()?;
-    let mut topology = Topology::open(OpenOptions { cookies: true })?;
+    let mut topology = Topology::open()?;
     let view = topology.view(&config.netns, config.pods)?;
     if view == View::Kernel {
         topology.keep_looking(Path::new("/proc/self/exe"));
@@ -51,6 +51,7 @@ pub fn run(config: &mut TraceConfig) -> Result<(Report, Option<io::Error>)> {
             View::Kernel => None,
             View::Netns { netns } => Some(netns.iter().map(|netns| netns.inum).collect()),
         },
+        netns_cookies: topology.has_cookies(),
         ring_bytes: config.ring_bytes,
         budget: if config.all_packets { 0 } else { BUDGET },
         tunnel_ports: tunnel_ports(&topology.devices()).0,
@@ -58,7 +59,8 @@ pub fn run(config: &mut TraceConfig) -> Result<(Report, Option<io::Error>)> {
     let mut counters = Counters::open(&topology, &view);
     counters.begin();
     let (count, offered) = attached.count();
-    let header = header(config, &attached, &topology, view)?;
+    let mut header = header(config, &attached, &topology, view)?;
+    header.blind_spots.extend(counters.blind_spot());
     let mut trace = Trace {
         ring: attached.ring,
         control: attached.control,

@@ -11,7 +11,7 @@ use std::{
 
 use crate::{
     event::NetnsId,
-    record::{Fact, View},
+    record::{BlindSpot, Fact, View},
 };
 
 use super::{Topology, netns};
@@ -124,9 +124,15 @@ impl Counters {
             .collect()
     }
 
-    /// Namespaces whose counters are not known.
-    pub fn unreadable(&self) -> usize {
-        self.unreadable
+    /// Says where the counters are not known.
+    pub fn blind_spot(&self) -> Option<BlindSpot> {
+        let unreadable = self.unreadable;
+        (unreadable > 0).then(|| BlindSpot {
+            code: "counters_unreadable".to_owned(),
+            summary: format!(
+                "the protocol counters of {unreadable} network namespaces cannot be read"
+            ),
+        })
     }
 }
 
@@ -194,7 +200,6 @@ fn parse_listed(text: &str, note: &mut impl FnMut(&str, u64)) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::OpenOptions;
 
     fn collect(parse: impl Fn(&str, &mut dyn FnMut(&str, u64)), text: &str) -> Vec<(String, u64)> {
         let mut found = Vec::new();
@@ -255,11 +260,11 @@ mod tests {
 
     #[test]
     fn the_running_kernel_has_these_counters() {
-        let topology = Topology::open(OpenOptions { cookies: true }).unwrap();
+        let topology = Topology::open().unwrap();
         let own = topology.own();
         let mut counters = Counters::open(&topology, &View::Netns { netns: vec![own] });
         counters.begin();
-        assert_eq!(counters.unreadable(), 0);
+        assert_eq!(counters.blind_spot(), None);
         let (netns, _, values) = &counters.namespaces[0];
         assert_eq!(*netns, own);
         for (name, value) in WATCHED.iter().zip(values) {

@@ -71,13 +71,6 @@ const LOOK_SOON: Duration = Duration::from_millis(200);
 /// How long after the last look the next one follows in any case.
 const LOOK_LATER: Duration = Duration::from_secs(5);
 
-/// How to open a topology.
-#[derive(Clone, Copy, Debug)]
-pub struct OpenOptions {
-    /// Whether events carry the cookie of their namespace; where they do not, no [`NetnsId`] has one.
-    pub cookies: bool,
-}
-
 /// Why there is no topology at all.
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
@@ -102,7 +95,6 @@ pub struct Topology {
     incomplete: BTreeMap<NetnsId, Errno>,
     /// Namespaces on the other end of veths that were not asked for because there are too many.
     unasked: usize,
-    cookies: bool,
     buffer: Vec<u8>,
     /// Looks for namespaces that are born later.
     scout: Option<Scout>,
@@ -130,7 +122,7 @@ struct Netns {
 
 impl Topology {
     /// Opens every namespace of the node and lists its devices. Raises the soft limit of open files.
-    pub fn open(options: OpenOptions) -> Result<Self, TopologyError> {
+    pub fn open() -> Result<Self, TopologyError> {
         raise_file_limit();
         let scan = netns::scan(&Known::default(), NETNS_MAX)?;
         let mut topology = Self {
@@ -141,7 +133,6 @@ impl Topology {
             hidden: scan.hidden,
             incomplete: BTreeMap::new(),
             unasked: 0,
-            cookies: options.cookies,
             buffer: vec![0; BUFFER_BYTES],
             scout: None,
             look: false,
@@ -165,6 +156,12 @@ impl Topology {
     /// Our own namespace.
     pub fn own(&self) -> NetnsId {
         self.namespaces[0].id
+    }
+
+    /// Whether this kernel tells the cookies of namespaces (`SO_NETNS_COOKIE`, since Linux 5.14). Where it does not, events
+    /// must come without as well, or they would seem to come from other namespaces.
+    pub fn has_cookies(&self) -> bool {
+        self.own().cookie != 0
     }
 
     /// Every namespace that is open, with its name in `/run/netns` (untrusted).
@@ -370,11 +367,7 @@ impl Topology {
             let Ok(inum) = u32::try_from(inode) else {
                 continue;
             };
-            let cookie = if self.cookies {
-                socket.netns_cookie()
-            } else {
-                0
-            };
+            let cookie = socket.netns_cookie();
             let id = NetnsId { inum, cookie };
             if let Some(name) = &name {
                 self.table.name(id, name.clone());
