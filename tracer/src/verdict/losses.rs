@@ -7,7 +7,7 @@ use crate::codes::PacketKind;
 use crate::event::Death;
 use crate::flow::copies::{Transmission, is_bystander};
 use crate::flow::pairing::Flow;
-use crate::flow::{Point, Sighting};
+use crate::flow::{Point, Segment, Sighting, TcpFlags};
 
 /// A packet that died.
 #[derive(Debug)]
@@ -102,6 +102,9 @@ pub fn innocent_because(
             Some("a repeated SYN-ACK: the client has answered already")
         }
         PacketKind::Rst if in_tcp => Some("a RST has no more to do once TCP has seen it"),
+        PacketKind::Data if in_tcp && is_read(&sighting.segment, reason) => {
+            Some("it carries no data, and TCP has read the rest")
+        }
         _ if SPENT.contains(&reason) => Some("TCP had no more use for it"),
         _ if reason == "OTHERHOST" && has_twin(sighting, flow) => {
             Some("a copy that a bridge flooded to a host it was not meant for")
@@ -111,6 +114,13 @@ pub fn innocent_because(
         }
         _ => None,
     }
+}
+
+/// While a connection closes, `tcp_rcv_state_process` frees every ACK that it has read, without a reason.
+fn is_read(segment: &Segment, reason: &str) -> bool {
+    segment.payload_len == 0
+        && !segment.flags.has(TcpFlags::FIN)
+        && ["", "NOT_SPECIFIED"].contains(&reason)
 }
 
 /// Freed by TCP's own receive path: the packet arrived.

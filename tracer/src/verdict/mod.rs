@@ -84,6 +84,15 @@ impl<'a> Scene<'a> {
         &self.analysis.header.view
     }
 
+    /// Whether a flow belongs into the report. A socket may speak of a flow none of whose packets were seen: that is
+    /// no flow. And a packet that tells no namespace is never filtered out (the deciding drop may be one), so a flow
+    /// of which nothing else was seen may be anybody's, and is not told where only some namespaces are watched.
+    pub fn shows(&self, flow: &Flow<'_>) -> bool {
+        let everything = *self.view() == View::Kernel;
+        flow.sightings()
+            .any(|sighting| everything || sighting.netns.is_some())
+    }
+
     /// What became of a transmission.
     pub fn end<'f>(&self, transmission: &Transmission<'f>) -> End<'f> {
         transmission.end(self.devices(), self.view())

@@ -1297,3 +1297,40 @@ fn an_ack_that_dies_half_translated_is_of_the_same_flow() {
     story.see(2, true, ack(2), &[], nft_forward());
     story.check(VerdictCode::AckDropped, Confidence::Proven, |_| {});
 }
+
+#[test]
+fn a_flow_that_no_watched_namespace_showed_is_not_of_the_view() {
+    let mut elsewhere = Story::whole();
+    let ack = segment(TcpFlags::ACK, 1, 1, 0);
+    elsewhere.see(0, true, ack, &[], in_tcp("NOT_SPECIFIED"));
+    let dead = elsewhere.analysis.flows.groups().next();
+    let dead = dead.expect("a flow").sightings().next().cloned();
+    for (view, netns, shown) in [
+        (View::Kernel, None, true),
+        (View::Netns { netns: vec![POD_B] }, None, false),
+        (View::Netns { netns: vec![POD_B] }, Some(POD_B), true),
+    ] {
+        let mut story = Story::new(view);
+        let dead = dead.clone().expect("a sighting");
+        story.analysis.flows.push(Sighting { netns, ..dead });
+        let scene = Scene {
+            analysis: &story.analysis,
+            now_ns: story.now_ns,
+        };
+        let group = story.analysis.flows.groups().next().expect("a flow");
+        assert_eq!(scene.shows(&attempts(&group)[0]), shown, "{netns:?}");
+    }
+}
+
+#[test]
+fn an_ack_that_a_closing_connection_has_read_is_innocent() {
+    let mut story = Story::whole();
+    story.syn(0, &THERE);
+    story.syn_ack(1, &BACK);
+    story.ack(2, &THERE);
+    let last = segment(TcpFlags::ACK, ISN + 5, 500, 3);
+    story.see(3, true, last, &THERE[..6], in_tcp("NOT_SPECIFIED"));
+    story.check(VerdictCode::Answered, Confidence::Proven, |judgement| {
+        assert!(judgement.losses.iter().all(|loss| loss.innocent));
+    });
+}

@@ -65,16 +65,11 @@ pub fn has_final_fault(analysis: &Analysis, now_ns: u64) -> bool {
         .flows
         .groups()
         .flat_map(|group| attempts(&group))
-        .filter(is_seen)
+        .filter(|attempt| scene.shows(attempt))
         .any(|attempt| {
             let judgement = verdict::judge(&attempt, &scene);
             judgement.is_final && judgement.code.is_fault()
         })
-}
-
-/// A socket may speak of a flow none of whose packets were seen: that is no flow.
-fn is_seen(attempt: &Attempt<'_>) -> bool {
-    attempt.sightings().next().is_some()
 }
 
 struct Builder<'a> {
@@ -100,7 +95,7 @@ impl Builder<'_> {
             .flows
             .groups()
             .flat_map(|group| attempts(&group))
-            .filter(is_seen)
+            .filter(|attempt| self.scene.shows(attempt))
             .collect();
         attempts.sort_by_key(Attempt::first_ns);
         let named = attempts
