@@ -27,7 +27,12 @@ pub fn perform(arguments: &Arguments) -> Result<()> {
         verbose: arguments.verbose,
     };
     ready(progress)?;
-    output::say("setup: this machine is ready");
+    // Only without apt can something still be missing here.
+    if packages::missing_tools().is_empty() {
+        note("this machine is ready");
+    } else {
+        note("this machine is ready to build and run tracer, but not for the lab");
+    }
     Ok(())
 }
 

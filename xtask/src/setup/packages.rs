@@ -11,13 +11,13 @@ use crate::command;
 pub struct Missing {
     /// Debian's name for it.
     pub package: String,
-    /// The rest of a sentence that begins "installing it, …".
+    /// What needs it, as a sentence.
     pub why: String,
     /// Whether tracer cannot be built without it.
     pub for_build: bool,
 }
 
-/// A program that the lab or a developer calls, and the Debian package that brings it.
+/// A program that the lab calls, and the Debian package that brings it.
 struct Tool {
     program: &'static str,
     package: &'static str,
@@ -28,16 +28,8 @@ struct Tool {
 const TOOLS: &[Tool] = &[
     tool("ip", "iproute2", "makes namespaces and devices"),
     tool("nft", "nftables", "makes rules that drop packets"),
-    tool("ethtool", "ethtool", "switches a device's offloads"),
-    tool("bpftool", "bpftool", "shows what is loaded into the kernel"),
-    tool(
-        "tcpdump",
-        "tcpdump",
-        "is the second witness of what was on the wire",
-    ),
-    tool("sysctl", "procps", "sets a namespace's kernel settings"),
-    tool("nsenter", "util-linux", "enters namespaces"),
-    tool("python3", "python3", "runs small servers"),
+    tool("bpftool", "bpftool", "tells whether a program is still loaded"),
+    tool("setpriv", "util-linux", "runs tracer without privilege"),
 ];
 
 const fn tool(program: &'static str, package: &'static str, why: &'static str) -> Tool {
