@@ -28,7 +28,7 @@ struct Tool {
 const TOOLS: &[Tool] = &[
     tool("ip", "iproute2", "makes namespaces and devices"),
     tool("nft", "nftables", "makes rules that drop packets"),
-    tool("bpftool", "bpftool", "tells whether a program is still loaded"),
+    tool("bpftool", "bpftool", "tells whether a program is loaded"),
     tool("setpriv", "util-linux", "runs tracer without privilege"),
 ];
 
