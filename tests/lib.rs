@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result};
 use tracer::lab::{Family, Plan, Topology, sandbox};
 
 pub use expect::{Expected, Views, answered, inconclusive, inferred, proven, unseen};
-pub use observers::{Observers, Reports};
+pub use observers::{Observers, Reports, differences};
 pub use runner::{Run, Tracer, binary};
 pub use scenario::{Ends, Scenario, exchange};
 

@@ -95,7 +95,8 @@ impl Reports {
     }
 }
 
-fn differences(run: &Run, expected: &[(SocketAddr, Expected)]) -> Result<Vec<String>> {
+/// How a report differs from what is expected of each flow, named by its client's address; see [`Reports::check`].
+pub fn differences(run: &Run, expected: &[(SocketAddr, Expected)]) -> Result<Vec<String>> {
     let report = run.report()?;
     let mut differences = Vec::new();
     let no_flows = Vec::new();

@@ -9,4 +9,5 @@ mod lab;
 mod loss;
 mod many_flows;
 mod mid_flow;
+mod nat;
 mod topology;

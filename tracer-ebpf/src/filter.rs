@@ -11,7 +11,8 @@ use crate::{
     config::{config, filter},
     emit::Scratch,
     maps::{FLOWS, NETNS_SET, TUNNEL_PORTS, count},
-    skb::{Place, Window},
+    skb::{Place, SkBuff, Window},
+    translation::{follow, is_followed},
 };
 
 /// Whether the namespace is watched. What has none may belong to any, so it is.
@@ -26,12 +27,21 @@ pub fn watches(place: &Place) -> bool {
 
 /// Reads and parses the packet into the scratch space, and says whether it is wanted.
 #[inline(always)]
-pub fn admits(scratch: &mut Scratch, kind: Kind, window: &Window) -> bool {
+pub fn admits(scratch: &mut Scratch, kind: Kind, skb: SkBuff, window: &Window) -> bool {
     if !parse_window(scratch, window) {
         return false;
     }
     let packet = &scratch.packet;
-    if !selects(packet) {
+    let dies = matches!(kind, Kind::Drop | Kind::Consume);
+    let program = filter();
+    if !program.matches_all()
+        && !follow(
+            packet,
+            skb.address_of(),
+            matches_either_direction(program, packet),
+            dies,
+        )
+    {
         if matches!(packet.status, Status::Truncated | Status::TooDeep)
             && packet.inner().is_some_and(|layer| !layer.has(FLAG_PORTS))
         {
@@ -39,13 +49,14 @@ pub fn admits(scratch: &mut Scratch, kind: Kind, window: &Window) -> bool {
         }
         return false;
     }
-    matches!(kind, Kind::Drop | Kind::Consume) || within_budget(packet)
+    dies || within_budget(packet)
 }
 
-/// Whether the filter selects what was parsed.
+/// Whether the flow of what a socket says is selected.
 #[inline(always)]
 pub fn selects(packet: &Packet) -> bool {
-    matches_either_direction(filter(), packet)
+    let program = filter();
+    program.matches_all() || matches_either_direction(program, packet) || is_followed(packet)
 }
 
 /// Reads and parses the packet; `false` where it is no IP packet, or none that can be read, which is counted.

@@ -28,6 +28,7 @@ mod hooks;
 mod maps;
 mod skb;
 mod socket;
+mod translation;
 
 /// The kernel half has no panics: what could panic does not pass the verifier, which sees an endless loop here.
 #[cfg(not(test))]

@@ -9,7 +9,7 @@ use tracer_common::{
     packet::TunnelPorts,
 };
 
-use crate::{emit::Scratch, socket::Owner};
+use crate::{emit::Scratch, socket::Owner, translation::Handshake};
 
 /// How many hooks can run inside each other on one CPU: in a task, in a softirq and in a hard interrupt. The
 /// numbers of the spaces are those that [`crate::emit::with_scratch`] makes of the bits 0, 1 and 2.
@@ -23,6 +23,13 @@ const NETNS_MAX: u32 = 4096;
 
 /// Sockets whose owner is remembered.
 const OWNERS_MAX: u32 = 16_384;
+
+/// Skbs whose handshake packet may still be translated. The least recently seen is forgotten, which is safe: an skb
+/// lives for microseconds between two hooks, and its retransmission is followed as well.
+const HANDSHAKES_MAX: u32 = 16_384;
+
+/// Translated flows that are followed. What does not fit is counted.
+const TRANSLATED_MAX: u32 = 16_384;
 
 /// The records; userspace chooses the size.
 #[map]
@@ -51,6 +58,18 @@ pub static FLOWS: LruHashMap<u64, u32> = LruHashMap::with_max_entries(FLOWS_MAX,
 /// Who opened a socket, by its address, until it is closed.
 #[map]
 pub static OWNERS: LruHashMap<u64, Owner> = LruHashMap::with_max_entries(OWNERS_MAX, 0);
+
+/// Handshake packets by the address of their skb, so that their translation is noticed.
+#[map]
+pub static HANDSHAKES: LruHashMap<u64, Handshake> = LruHashMap::with_max_entries(HANDSHAKES_MAX, 0);
+
+/// The flows that are selected under other addresses, by the hash of these.
+#[map]
+pub static TRANSLATED: HashMap<u64, u8> = HashMap::with_max_entries(TRANSLATED_MAX, 0);
+
+/// Whether there is any in [`TRANSLATED`]: one load, where nothing is translated.
+#[map]
+pub static TRANSLATIONS: Array<u32> = Array::with_max_entries(1, 0);
 
 /// The UDP ports that tunnels listen on; userspace may replace them at any time.
 #[map]

@@ -183,6 +183,11 @@ impl SkBuff {
         self.0.is_null()
     }
 
+    /// Its address, which names it until it is freed.
+    pub fn address_of(self) -> u64 {
+        self.0 as u64
+    }
+
     /// Whether the EtherType allows for an IP packet; it is 0 where nobody has set it yet.
     #[inline(always)]
     pub fn may_be_ip(self) -> bool {
@@ -297,7 +302,7 @@ impl SkBuff {
         let end: u32 = load(self.0, config!(offsets.skb_end));
         let shared_info = head.wrapping_add(u64::from(end));
         SkbInfo {
-            skb: self.0 as u64,
+            skb: self.address_of(),
             len_bytes: window.len_bytes,
             mark: load(self.0, config!(offsets.skb_mark)),
             protocol: self.protocol(),

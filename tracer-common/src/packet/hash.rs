@@ -6,7 +6,7 @@ impl Packet {
     /// A hash of the flow's five-tuple, the same for both directions: protocol, the two ends as an unordered pair,
     /// and the identifier of an ICMP echo. `seed` makes it unpredictable. 0 where there is no IP header.
     ///
-    /// Flows may share a hash: it may decide what is a fair share, never what a packet belongs to.
+    /// Flows may share a hash: it may decide what is shown, never what a packet belongs to.
     #[inline(always)]
     pub fn flow_hash(&self, seed: u64) -> u64 {
         let Some(layer) = self.flow() else {
@@ -29,7 +29,7 @@ impl Packet {
 #[inline(always)]
 fn end_hash(address: &[u8; 16], port: u16, seed: u64) -> u64 {
     let [high, low] = halves(address);
-    mix(mix(high ^ seed) ^ low.wrapping_add(u64::from(port)))
+    mix(mix(mix(seed ^ u64::from(port)) ^ high) ^ low)
 }
 
 /// An address as two words, since BPF has none of 128 bits.

@@ -54,7 +54,7 @@ fn dropped(ctx: &BtfTracePointContext, reason: u32) {
         return;
     };
     with_scratch(|scratch| {
-        if !admits(scratch, Kind::Drop, &window) {
+        if !admits(scratch, Kind::Drop, skb, &window) {
             return;
         }
         let Some(place) = watched_place(skb) else {

@@ -17,7 +17,7 @@ use crate::{
 #[inline(always)]
 fn report(kind: Kind, skb: SkBuff, window: &Window, place: impl FnOnce() -> Option<Place>) {
     with_scratch(|scratch| {
-        if !admits(scratch, kind, window) {
+        if !admits(scratch, kind, skb, window) {
             return;
         }
         let Some(place) = place() else {

@@ -12,12 +12,12 @@ use crate::event::{NetnsId, SocketHook, TcpState};
 /// One connection attempt.
 #[derive(Debug)]
 pub struct Flow<'a> {
-    /// Who asked, as at the first place that saw it.
+    /// Who asked, as at the place nearest to the client that was seen.
     pub client: SocketAddr,
-    /// Who was asked, as at the first place that saw it.
+    /// Who was asked, as at the same place.
     pub server: SocketAddr,
-    /// The addresses that the client's packets had, as they were translated on their way; the first are `client` and
-    /// `server`.
+    /// The addresses that the client's packets had, as they were translated on their way; `client` and `server` are
+    /// among them.
     pub forward: Vec<FiveTuple>,
     /// The SYN. Empty where the trace began after it.
     pub request: Vec<Transmission<'a>>,
@@ -91,7 +91,10 @@ impl<'a> Flow<'a> {
 
     /// Whom the client asked: as its socket says, or as the first place saw it.
     pub fn asked(&self) -> SocketAddr {
-        let own = self.sockets.iter().find(|seen| self.is_client(seen));
+        // Where no socket waits, a RST is sent in the name of one that has the packet's addresses.
+        let own =
+            |seen: &&&SocketSighting| self.is_client(seen) && seen.hook != SocketHook::ResetSent;
+        let own = self.sockets.iter().find(own);
         own.map_or(self.server, |seen| seen.tuple().dst)
     }
 
@@ -111,7 +114,7 @@ impl<'a> Flow<'a> {
 
     /// Whether a socket message is by the client's socket.
     pub fn is_client(&self, seen: &SocketSighting) -> bool {
-        (seen.socket.local_addr, seen.socket.local_port) == (self.client.ip(), self.client.port())
+        self.forward.contains(&seen.tuple())
     }
 }
 
@@ -241,14 +244,19 @@ impl<'a> Attempt<'a> {
     }
 
     fn finish(self, group: &FlowGroup<'a>) -> Flow<'a> {
+        let request = split(self.syns);
+        let reply = split_by_sequence(self.syn_acks);
+        let refusals = split_by_sequence(self.refusals);
+        let answers = reply.iter().chain(&refusals);
+        let nearest = nearest_to_client(&request, answers).unwrap_or(self.forward[0]);
         Flow {
-            client: self.forward[0].src,
-            server: self.forward[0].dst,
+            client: nearest.src,
+            server: nearest.dst,
             forward: self.forward,
-            request: split(self.syns),
-            reply: split_by_sequence(self.syn_acks),
+            request,
+            reply,
             ack: split_by_sequence(self.acks),
-            refusals: split_by_sequence(self.refusals),
+            refusals,
             resets: split_by_sequence(self.resets),
             errors: self.errors,
             data: self.data,
@@ -256,6 +264,19 @@ impl<'a> Attempt<'a> {
             left_out: group.left_out(),
         }
     }
+}
+
+/// The addresses of the client's packets before anybody translated them: those with which a SYN began that was seen
+/// to be translated, or to which an answer was translated back. `None` where no translation was seen.
+fn nearest_to_client<'t>(
+    request: &[Transmission<'_>],
+    mut answers: impl Iterator<Item = &'t Transmission<'t>>,
+) -> Option<FiveTuple> {
+    let translated = |each: &&Transmission<'_>| each.first().tuple != each.last().tuple;
+    let begun = request.iter().find(translated);
+    begun
+        .map(|syn| syn.first().tuple)
+        .or_else(|| Some(answers.find(translated)?.last().tuple.reversed()))
 }
 
 /// The connection attempts of a group of five-tuples, oldest first.

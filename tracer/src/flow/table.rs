@@ -111,9 +111,8 @@ impl FlowTable {
             }
             recent.push_back((sighting.skb, key, sighting.clone()));
         }
-        if sighting.icmp.is_none() {
-            self.follow_translation(key, &sighting);
-        }
+        // Also what an ICMP error quotes: that is translated with the error's own addresses.
+        self.follow_translation(key, &sighting);
         self.insert(key, sighting);
     }
 

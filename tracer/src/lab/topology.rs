@@ -48,6 +48,7 @@ enum Net {
     Tunnel = 0,
     PodA = 1,
     PodB = 2,
+    Service = 96,
     UplinkA = 101,
     UplinkB = 102,
 }
@@ -76,6 +77,11 @@ impl Plan {
     /// An address in pod-b's network that nobody has.
     pub fn nobody(self, port: u16) -> SocketAddr {
         SocketAddr::new(self.address(Net::PodB, 77), port)
+    }
+
+    /// The address of a service: no device has it, and only who translates it can reach it.
+    pub fn service(self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.address(Net::Service, 1), port)
     }
 
     /// node-a's address in the underlay, and its gateway there.

@@ -17,9 +17,9 @@ pub struct Flow {
     pub id: u64,
     /// Its protocol.
     pub protocol: Protocol,
-    /// Who asks, as addressed at the first hop seen.
+    /// Who asks, as addressed nearest to the client.
     pub client: Endpoint,
-    /// Who is asked, as addressed at the first hop seen.
+    /// Who is asked, as addressed at the same place.
     pub server: Endpoint,
     /// Where the addresses changed on the way.
     pub translations: Vec<Translation>,
