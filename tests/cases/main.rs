@@ -3,6 +3,7 @@
 mod bad_input;
 mod capture;
 mod changing;
+mod commands;
 mod handshake;
 mod healthy;
 mod lab;
