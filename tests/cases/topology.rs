@@ -456,6 +456,32 @@ fn a_namespace_born_during_a_trace_is_known_though_tracer_has_no_privilege_by_th
     })?
 }
 
+#[test]
+fn a_namespace_that_ends_during_a_trace_is_not_kept_alive_by_it() -> Result<()> {
+    sandbox::run(|| {
+        let (a, b) = cable()?;
+        let inum = a.inum()?;
+        let directory = tempfile::tempdir()?;
+        let capture = directory.path().join("ends.jsonl");
+        let path = capture.to_str().context("a UTF-8 path")?;
+        let mut tracer = Tracer::start(&["trace", "--for", "0", "--capture", path, "port", "1"])?;
+        tracer.wait_until_ready()?;
+        drop(b);
+        a.command("ip", &["netns", "del", "topo-b"])?;
+        // The kernel takes the far end away with its namespace, and the near end with the far one.
+        let end = Instant::now() + SOON;
+        let is_gone = |device: &Device| {
+            u64::from(device.id.netns.inum) == inum && device.name == "near" && device.removed
+        };
+        while !devices_in(&capture)?.iter().any(is_gone) {
+            ensure!(Instant::now() < end, "the namespace lives on");
+            thread::sleep(Duration::from_millis(100));
+        }
+        tracer.interrupt()?;
+        Ok(())
+    })?
+}
+
 /// The process id of the only child of a process.
 fn only_child(pid: u32) -> Result<String> {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;

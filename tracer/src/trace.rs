@@ -230,6 +230,7 @@ impl Trace {
     fn look(&mut self, until_verdict: bool) -> Result<Option<StoppedBy>> {
         let now_ns = clock::monotonic_ns()?;
         let changes = self.topology.poll();
+        self.counters.follow(&self.topology);
         if !changes.is_empty() {
             for device in changes {
                 self.sink.push(&Record::Device(Box::new(device)));

@@ -46,6 +46,8 @@ const FILE_BYTES_MAX: usize = 64 * 1024;
 #[derive(Debug)]
 pub struct Counters {
     namespaces: Vec<(NetnsId, Files, Values)>,
+    /// What moved in namespaces that have ended meanwhile.
+    ended: Vec<Fact>,
     unreadable: usize,
 }
 
@@ -102,6 +104,7 @@ impl Counters {
         Self {
             unreadable: watched.len() - namespaces.len(),
             namespaces,
+            ended: Vec::new(),
         }
     }
 
@@ -115,13 +118,22 @@ impl Counters {
         self.unreadable += before - self.namespaces.len();
     }
 
+    /// Reads the counters of namespaces that the topology has let go for the last time, and lets go of them too: an open
+    /// file keeps its namespace alive.
+    pub fn follow(&mut self, topology: &Topology) {
+        let ended = self
+            .namespaces
+            .extract_if(.., |(netns, ..)| !topology.known.contains(netns));
+        for (netns, files, before) in ended {
+            self.ended.extend(moved(netns, &before, &files));
+        }
+    }
+
     /// Reads the counters as the trace ends, and tells those that moved since [`Counters::begin`].
     pub fn finish(&self) -> Vec<Fact> {
-        self.namespaces
-            .iter()
-            .filter_map(|(netns, files, before)| Some((netns, before, files.read().ok()?)))
-            .flat_map(|(netns, before, after)| moved(*netns, before, &after))
-            .collect()
+        let open = self.namespaces.iter();
+        let moved = open.flat_map(|(netns, files, before)| moved(*netns, before, files));
+        self.ended.iter().cloned().chain(moved).collect()
     }
 
     /// Says where the counters are not known.
@@ -136,7 +148,13 @@ impl Counters {
     }
 }
 
-fn moved(netns: NetnsId, before: &Values, after: &Values) -> Vec<Fact> {
+/// Reads the counters of a namespace, and tells those that moved.
+fn moved(netns: NetnsId, before: &Values, files: &Files) -> Vec<Fact> {
+    let after = files.read();
+    after.map_or_else(|_| Vec::new(), |after| differences(netns, before, &after))
+}
+
+fn differences(netns: NetnsId, before: &Values, after: &Values) -> Vec<Fact> {
     WATCHED
         .iter()
         .zip(before.iter().zip(after))
@@ -248,7 +266,7 @@ mod tests {
         (before[8], after[8]) = (Some(4), Some(6));
         after[9] = Some(1);
         assert_eq!(
-            moved(netns, &before, &after),
+            differences(netns, &before, &after),
             [Fact::Counter {
                 netns,
                 name: "TcpExtListenOverflows".to_owned(),

@@ -2,8 +2,9 @@
 //! that kept current while a trace runs.
 //!
 //! [`Topology::open`] needs privilege to enter namespaces, on a thread of its own. The sockets that it leaves open
-//! keep working after the privilege is dropped. They also keep the namespaces alive until the topology is dropped,
-//! so that neither an inode number nor a cookie of it can be reused meanwhile.
+//! keep working after the privilege is dropped. They also keep their namespaces alive, so that neither an inode
+//! number nor a cookie can be reused meanwhile: a namespace that nothing else on the node refers to is let go as soon
+//! as the helper ([`Topology::keep_looking`]) notices.
 
 mod counters;
 mod links;
