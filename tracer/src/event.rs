@@ -57,6 +57,13 @@ pub struct Symbol {
     pub offset: u32,
 }
 
+impl Symbol {
+    /// The function's name without the suffixes that compilers add (`.isra.0`, `.constprop.0`, `.cold`).
+    pub fn plain_name(&self) -> &str {
+        self.function.split('.').next().unwrap_or_default()
+    }
+}
+
 impl fmt::Display for Symbol {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.function.is_empty() {
@@ -200,6 +207,26 @@ pub struct Death {
     /// Its callers, nearest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub callers: Vec<Symbol>,
+}
+
+/// Where the kernel takes up a packet that waited: what called these was busy with something else, if only with the packet
+/// whose transmission happened to run the queues.
+const BEGINNINGS: [&str; 6] = [
+    "process_backlog",
+    "net_rx_action",
+    "net_tx_action",
+    "handle_softirqs",
+    "__do_softirq",
+    "do_softirq",
+];
+
+impl Death {
+    /// The callers that worked on this packet, nearest first.
+    pub fn own_callers(&self) -> &[Symbol] {
+        let begins = |symbol: &Symbol| BEGINNINGS.contains(&symbol.plain_name());
+        let end = self.callers.iter().position(begins);
+        &self.callers[..end.unwrap_or(self.callers.len())]
+    }
 }
 
 /// A TCP socket, as seen from its own side.

@@ -2,7 +2,7 @@
 //! one of them with everything that was seen of it; its [`End`]s say what became of each branch.
 
 use crate::devices::{Devices, FarEnd};
-use crate::event::NetnsId;
+use crate::event::{NetnsId, SkbId};
 use crate::flow::{Point, Sighting};
 use crate::record::View;
 
@@ -43,10 +43,13 @@ impl<'a> End<'a> {
         }
     }
 
-    const fn rank(self) -> u8 {
+    /// How much it says of the packet, compared with the ends of other branches. That a copy died where the packet was
+    /// meant to go says more than that another went elsewhere.
+    fn rank(self, devices: &Devices) -> u8 {
         match self {
-            Self::Consumed(_) => 3,
-            Self::Delivered(_) => 2,
+            Self::Consumed(_) => 4,
+            Self::Delivered(_) => 3,
+            Self::Died(at) if arrived(at, devices) && !is_bystander(at) => 2,
             Self::Left(_) | Self::Vanished(_) => 1,
             Self::Died(_) => 0,
         }
@@ -78,16 +81,46 @@ impl<'a> Transmission<'a> {
 
     /// What became of it: the fate of the branch that fared best. A transmission is dead only if every branch is.
     pub fn end(&self, devices: &Devices, view: &View) -> End<'a> {
-        let ends = self.ends(devices, view);
+        let mut ends = self.ends(devices, view);
+        let dead: Vec<&Sighting> = ends
+            .iter()
+            .filter(|end| matches!(end, End::Died(at) if !is_bystander(at)))
+            .map(|end| end.sighting())
+            .collect();
+        ends.retain(|end| {
+            !matches!(end, End::Left(_) | End::Vanished(_))
+                || !dead
+                    .iter()
+                    .any(|dead| self.is_mirrored(end.sighting(), dead, devices))
+        });
         let best = ends.into_iter().max_by_key(|end| {
             (
-                end.rank(),
+                end.rank(devices),
                 !is_bystander(end.sighting()),
                 end.sighting().order(),
             )
         });
         // There is always one: nothing continues the last sighting.
         best.unwrap_or(End::Vanished(self.last()))
+    }
+
+    /// Whether a copy was made for somebody else (`tc mirred`, `nft dup`) of a packet that died afterwards: it began later,
+    /// in an skb of its own, and is neither one that a bridge flooded nor one that a tunnel sent to several ends.
+    fn is_mirrored(&self, copy: &Sighting, dead: &Sighting, devices: &Devices) -> bool {
+        let first = |skb: SkbId| self.sightings.iter().find(|seen| seen.skb == skb);
+        let (Some(copied), Some(original)) = (first(copy.skb), first(dead.skb)) else {
+            return false;
+        };
+        let is_flooded = copied
+            .device()
+            .and_then(|id| devices.get(id))
+            .is_none_or(|device| device.master_ifindex.is_some());
+        copy.skb != dead.skb
+            && copied.point == Point::Xmit
+            && original.order() < copied.order()
+            && copied.order() < dead.order()
+            && original.tunnels == copied.tunnels
+            && !is_flooded
     }
 
     fn ends(&self, devices: &Devices, view: &View) -> Vec<End<'a>> {

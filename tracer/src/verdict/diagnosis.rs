@@ -80,23 +80,18 @@ impl std::fmt::Display for Trace<'_> {
             write!(f, "{reason} in ")?;
         }
         write!(f, "{}", self.0.location)?;
-        for caller in self.0.callers.iter().take(4) {
-            write!(f, " < {}", name(caller))?;
+        for caller in self.0.own_callers().iter().take(4) {
+            write!(f, " < {}", caller.plain_name())?;
         }
         Ok(())
     }
 }
 
-/// The function's name without the suffixes that compilers add (`.isra.0`, `.constprop.0`, `.cold`).
-fn name(symbol: &Symbol) -> &str {
-    symbol.function.split('.').next().unwrap_or_default()
-}
-
 impl Trace<'_> {
     fn functions(&self) -> impl Iterator<Item = &str> {
         std::iter::once(&self.0.location)
-            .chain(&self.0.callers)
-            .map(name)
+            .chain(self.0.own_callers())
+            .map(Symbol::plain_name)
     }
 
     fn has(&self, wanted: &[&str]) -> bool {
@@ -109,7 +104,7 @@ impl Trace<'_> {
     }
 
     fn freed_in(&self, wanted: &[&str]) -> bool {
-        wanted.contains(&name(&self.0.location))
+        wanted.contains(&self.0.location.plain_name())
     }
 
     fn reason(&self) -> &str {
@@ -237,6 +232,8 @@ fn by_reason(trace: &Trace<'_>, sighting: &Sighting) -> Option<CauseCode> {
         "IP_INNOROUTES" | "IP_OUTNOROUTES" => CauseCode::NoRoute,
         // `ip_error` gives this reason where the input route is unreachable because forwarding is off.
         "IP_INADDRERRORS" if trace.has(&["ip_error"]) => CauseCode::ForwardingOff,
+        // A bad header is found before, when the packet is received.
+        "IP_INHDR" if trace.freed_in(&["ip_forward", "ip6_forward"]) => CauseCode::Ttl,
         "XDP" => CauseCode::XdpProgram,
         "TC_INGRESS" | "TC_EGRESS" => CauseCode::TcProgram,
         "BPF_CGROUP_EGRESS" | "SOCKET_FILTER" => CauseCode::CgroupProgram,
@@ -336,6 +333,9 @@ fn phrase(code: CauseCode, trace: &Trace<'_>, sighting: &Sighting) -> String {
         CauseCode::NoRoute => format!("because there is no route to {}", sighting.tuple.dst.ip()),
         CauseCode::BlackholeRoute => format!("by a blackhole route to {}", sighting.tuple.dst.ip()),
         CauseCode::ForwardingOff => "because forwarding is off".to_owned(),
+        CauseCode::Ttl => {
+            "because its TTL ran out: it went in circles, or began with too few hops".to_owned()
+        }
         CauseCode::XdpProgram => "by an XDP program".to_owned(),
         CauseCode::TcProgram => "by a tc filter or program".to_owned(),
         CauseCode::CgroupProgram => "by a cgroup program or socket filter".to_owned(),
@@ -357,9 +357,12 @@ fn phrase(code: CauseCode, trace: &Trace<'_>, sighting: &Sighting) -> String {
         CauseCode::DeviceDown => "because the device is down".to_owned(),
         _ => match trace.reason() {
             "" | "NOT_SPECIFIED" => {
-                format!("in {}, which gives no reason", name(&trace.0.location))
+                format!(
+                    "in {}, which gives no reason",
+                    trace.0.location.plain_name()
+                )
             }
-            reason => format!("in {} ({reason})", name(&trace.0.location)),
+            reason => format!("in {} ({reason})", trace.0.location.plain_name()),
         },
     }
 }
@@ -414,6 +417,10 @@ pub fn next(
             device.unwrap_or("")
         )
         .replace(" `", "`"),
+        CauseCode::Ttl => format!(
+            "`{ns}ip route get {}`, and the same on the next hop: does it route it back?",
+            dst.ip()
+        ),
         CauseCode::NoRoute | CauseCode::BlackholeRoute => {
             format!("`{ns}ip route get {}`; `{ns}ip rule`", dst.ip())
         }

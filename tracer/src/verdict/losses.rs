@@ -5,7 +5,7 @@ use super::diagnosis::{self, Diagnosis};
 use super::{Scene, gave_up_at};
 use crate::codes::PacketKind;
 use crate::event::Death;
-use crate::flow::copies::{Transmission, is_bystander};
+use crate::flow::copies::{End, Transmission, is_bystander};
 use crate::flow::pairing::Flow;
 use crate::flow::{Point, Segment, Sighting, TcpFlags};
 
@@ -45,20 +45,22 @@ pub fn of<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Vec<Loss<'a>> {
         (PacketKind::Rst, &flow.resets),
     ];
     let handshake = parts.into_iter().flat_map(|(packet, transmissions)| {
-        let sightings = transmissions
-            .iter()
-            .flat_map(|transmission| transmission.sightings().iter().copied());
-        sightings.map(move |sighting| (packet, sighting))
+        transmissions.iter().flat_map(move |transmission| {
+            let went_on = !matches!(scene.end(transmission), End::Died(_));
+            let sightings = transmission.sightings().iter().copied();
+            sightings.map(move |sighting| (packet, sighting, went_on))
+        })
     });
     let data = flow
         .data
         .iter()
-        .map(|sighting| (PacketKind::Data, *sighting));
+        .map(|sighting| (PacketKind::Data, *sighting, false));
     let mut losses: Vec<Loss<'a>> = handshake
         .chain(data)
-        .filter_map(|(packet, sighting)| {
+        .filter_map(|(packet, sighting, went_on)| {
             let diagnosis = diagnosis::of(sighting, scene.devices())?;
-            let innocent = innocent_because(packet, sighting, flow);
+            let innocent = innocent_because(packet, sighting, flow)
+                .or_else(|| went_on.then_some("a copy of a packet that went on"));
             let why = innocent.map_or_else(|| effect(packet, sighting, flow), str::to_owned);
             Some(Loss {
                 packet,

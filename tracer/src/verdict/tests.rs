@@ -1,6 +1,8 @@
 //! Verdicts on hand-made flows: a client pod and a server pod on two nodes, and what each of the rules of product.md
 //! makes of what was seen.
 
+mod copies;
+
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use super::{Judgement, Scene, judge};
@@ -1333,4 +1335,44 @@ fn an_ack_that_a_closing_connection_has_read_is_innocent() {
     story.check(VerdictCode::Answered, Confidence::Proven, |judgement| {
         assert!(judgement.losses.iter().all(|loss| loss.innocent));
     });
+}
+
+#[test]
+fn what_ran_when_the_queues_were_run_is_no_cause() {
+    let mut story = Story::whole();
+    let stack = [
+        "ip_forward",
+        "__netif_receive_skb_one_core",
+        "process_backlog",
+        "__napi_poll",
+        "net_rx_action",
+        "do_softirq.part.0",
+        "__local_bh_enable_ip",
+        "__neigh_event_send",
+    ];
+    story.see(0, true, syn(0), &THERE[..2], killed("IP_INHDR", &stack));
+    story.check(
+        VerdictCode::RequestDropped,
+        Confidence::Proven,
+        |judgement| {
+            let cause = judgement.cause.as_ref().expect("a cause");
+            assert_eq!(cause.code, CauseCode::Ttl);
+        },
+    );
+    let mut story = Story::whole();
+    story.see(
+        0,
+        true,
+        syn(0),
+        &THERE[..2],
+        killed("NOT_SPECIFIED", &stack),
+    );
+    story.check(
+        VerdictCode::RequestDropped,
+        Confidence::Proven,
+        |judgement| {
+            let cause = judgement.cause.as_ref().expect("a cause");
+            assert_eq!(cause.code, CauseCode::Unknown);
+        },
+    );
 }

@@ -250,7 +250,7 @@ impl Builder<'_> {
             drop_reason: death.and_then(|death| death.reason.clone()),
             function: death.map(|death| death.location.to_string()),
             callers: death
-                .map(|death| death.callers.iter().map(Symbol::to_string).collect())
+                .map(|death| death.own_callers().iter().map(Symbol::to_string).collect())
                 .unwrap_or_default(),
             detail: cause.detail.clone(),
             evidence: cause
