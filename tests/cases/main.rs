@@ -12,3 +12,4 @@ mod many_flows;
 mod mid_flow;
 mod nat;
 mod topology;
+mod watch;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 
-use crate::config::parse_duration;
+use crate::config::{parse_duration, parse_interval};
 use crate::report::Format;
 
 /// Shows where a reply disappears on this node, and why.
@@ -23,6 +23,7 @@ use crate::report::Format;
 Examples:
   sudo tracer trace host 10.244.190.4 and port 6379   who loses these packets?
   sudo tracer trace                                   every new connection, for 30 seconds
+  sudo tracer watch                                   what goes wrong right now?
   sudo tracer check                                   what can be seen on this kernel?
   sudo tracer demo                                    a broken network of its own, traced
 
@@ -39,6 +40,8 @@ pub struct Cli {
 pub enum Command {
     /// Trace, then say what happened to each flow
     Trace(Box<TraceArgs>),
+    /// Show half-open flows, drops and refusals as they happen
+    Watch(WatchArgs),
     /// Analyse a capture again, without root
     Report(ReportArgs),
     /// Show what this kernel lets us see: hooks and blind spots
@@ -76,10 +79,6 @@ Examples:
 }
 
 /// What `trace` was given.
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "each is a switch of its own on the command line"
-)]
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -90,9 +89,9 @@ Examples:
 
 Exit codes: 0 no fault, 1 error, 2 usage, 10 a fault, 11 inconclusive or no packet matched.")]
 pub struct TraceArgs {
-    /// Which flows: host, net, port, src, dst, and, or, not, as in tcpdump [default: every new one]
-    #[arg(value_name = "FILTER")]
-    pub filter: Vec<String>,
+    /// What is watched.
+    #[command(flatten)]
+    pub observer: ObserverArgs,
 
     /// How long: 500ms, 30s, 2m, 1h; 0 is until Ctrl-C [default: 30s on a terminal, else 10s]
     #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration)]
@@ -101,14 +100,6 @@ pub struct TraceArgs {
     /// Stop at the first fault that is final
     #[arg(long)]
     pub until_verdict: bool,
-
-    /// Watch exactly this network namespace: a name, a process id or a path; may be repeated
-    #[arg(long, value_name = "NAME|PID|PATH")]
-    pub netns: Vec<String>,
-
-    /// Watch also the namespaces behind the veths of those of --netns that route back through them
-    #[arg(long, requires = "netns")]
-    pub pods: bool,
 
     /// What becomes of the report.
     #[command(flatten)]
@@ -121,6 +112,51 @@ pub struct TraceArgs {
     /// Print every event on standard output as it happens; the report is then text, or goes to --output
     #[arg(long)]
     pub events: bool,
+}
+
+/// What `watch` was given.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Keys:
+  up, down, PgUp, PgDn  move            enter  the flow's path, esc closes it
+  tab                   flows or drops  p      pause: the screen stays, watching goes on
+  s, r                  sort, reverse   /      show only what contains a text
+  q, Ctrl-C             quit
+
+Examples:
+  sudo tracer watch
+  sudo tracer watch --netns web --pods port 80
+  sudo tracer watch --for 10m --every 30s port 6379 | tee watch.log
+
+Exit codes: 0 however it ends, 1 error, 2 usage. A script that needs a verdict runs `tracer trace`.")]
+pub struct WatchArgs {
+    /// What is watched.
+    #[command(flatten)]
+    pub observer: ObserverArgs,
+
+    /// How long: 500ms, 30s, 2m, 1h [default: until Ctrl-C]
+    #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration)]
+    pub duration: Option<Duration>,
+
+    /// How often to print, where standard output is not a terminal
+    #[arg(long, value_name = "DURATION", value_parser = parse_interval, default_value = "5s")]
+    pub every: Duration,
+}
+
+/// What is watched, and how: what `trace` and `watch` share.
+#[derive(Args, Debug)]
+pub struct ObserverArgs {
+    /// Which flows: host, net, port, src, dst, and, or, not, as in tcpdump [default: every new one]
+    #[arg(value_name = "FILTER")]
+    pub filter: Vec<String>,
+
+    /// Watch exactly this network namespace: a name, a process id or a path; may be repeated
+    #[arg(long, value_name = "NAME|PID|PATH")]
+    pub netns: Vec<String>,
+
+    /// Watch also the namespaces behind the veths of those of --netns that route back through them
+    #[arg(long, requires = "netns")]
+    pub pods: bool,
 
     /// Which hooks to use
     #[arg(long, value_enum, default_value_t)]
@@ -235,6 +271,7 @@ mod tests {
         let commands = [
             "",
             "trace",
+            "watch",
             "report",
             "check",
             "demo",
@@ -264,7 +301,10 @@ mod tests {
         let super::Command::Trace(trace) = cli.command else {
             panic!("not trace")
         };
-        assert_eq!(trace.filter.join(" "), "host 10.0.0.1 and not port 22");
+        assert_eq!(
+            trace.observer.filter.join(" "),
+            "host 10.0.0.1 and not port 22"
+        );
         assert_eq!(trace.duration, Some(std::time::Duration::from_secs(2)));
     }
 
@@ -278,7 +318,8 @@ mod tests {
             &["trace", "--hooks", "full"],
             &["report"],
             &["demo", "other"],
-            &["watch"],
+            &["watch", "--every", "0"],
+            &["watch", "--format", "json"],
         ] {
             let error =
                 Cli::try_parse_from(["tracer"].iter().chain(arguments)).expect_err("a usage error");

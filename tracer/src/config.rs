@@ -9,7 +9,7 @@ use std::time::Duration;
 use thiserror::Error;
 use tracer_common::filter::FilterProgram;
 
-use crate::cli::{Hooks, ReportOutput, TraceArgs};
+use crate::cli::{Hooks, ObserverArgs, ReportOutput, TraceArgs, WatchArgs};
 use crate::escape::Escaped;
 use crate::export::capture::{CaptureWriter, Encoding};
 use crate::export::events::EventLog;
@@ -44,13 +44,9 @@ pub enum ConfigError {
     },
 }
 
-/// One trace, ready to run.
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "each is a switch of its own on the command line"
-)]
+/// What is watched, and how: what `trace` and `watch` share.
 #[derive(Debug)]
-pub struct TraceConfig {
+pub struct ObserverConfig {
     /// The program's arguments as typed.
     pub command: Vec<String>,
     /// The filter as typed, empty for every flow.
@@ -61,20 +57,51 @@ pub struct TraceConfig {
     pub netns: Vec<String>,
     /// Whether those behind their veths are watched as well.
     pub pods: bool,
-    /// How long; `None` is until Ctrl-C.
-    pub duration: Option<Duration>,
-    /// Whether the first final fault ends it.
-    pub until_verdict: bool,
     /// Which hooks.
     pub hooks: Hooks,
     /// Whether the budget per flow is off.
     pub all_packets: bool,
-    /// Where events are shown as they happen.
-    pub events: Option<EventLog<BufWriter<io::Stdout>>>,
     /// Whether stderr stays silent.
     pub quiet: bool,
     /// The size of the ring: a power of two, at least a page.
     pub ring_bytes: u32,
+}
+
+impl ObserverConfig {
+    fn new(args: ObserverArgs, command: Vec<String>) -> Result<Self, ConfigError> {
+        let filter = args.filter.join(" ");
+        let filter_program = Box::new(filter::compile(&filter)?);
+        let ring_bytes = args.ring_bytes;
+        if !ring_bytes.is_power_of_two() || ring_bytes < PAGE_BYTES {
+            return Err(ConfigError::Usage(format!(
+                "--ring-bytes {ring_bytes}: not a power of two of at least {PAGE_BYTES}"
+            )));
+        }
+        Ok(Self {
+            command,
+            filter,
+            filter_program,
+            netns: args.netns,
+            pods: args.pods,
+            hooks: args.hooks,
+            all_packets: args.all_packets,
+            quiet: args.quiet,
+            ring_bytes,
+        })
+    }
+}
+
+/// One trace, ready to run.
+#[derive(Debug)]
+pub struct TraceConfig {
+    /// What is watched.
+    pub observer: ObserverConfig,
+    /// How long; `None` is until Ctrl-C.
+    pub duration: Option<Duration>,
+    /// Whether the first final fault ends it.
+    pub until_verdict: bool,
+    /// Where events are shown as they happen.
+    pub events: Option<EventLog<BufWriter<io::Stdout>>>,
     /// Where the report goes.
     pub report: ReportSink,
     /// Where the capture goes.
@@ -84,14 +111,7 @@ pub struct TraceConfig {
 impl TraceConfig {
     /// Checks what was typed and opens what will be written.
     pub fn new(args: TraceArgs, command: Vec<String>) -> Result<Self, ConfigError> {
-        let filter = args.filter.join(" ");
-        let filter_program = Box::new(filter::compile(&filter)?);
-        let ring_bytes = args.ring_bytes;
-        if !ring_bytes.is_power_of_two() || ring_bytes < PAGE_BYTES {
-            return Err(ConfigError::Usage(format!(
-                "--ring-bytes {ring_bytes}: not a power of two of at least {PAGE_BYTES}"
-            )));
-        }
+        let observer = ObserverConfig::new(args.observer, command)?;
         let encoding = args
             .capture
             .as_deref()
@@ -125,22 +145,36 @@ impl TraceConfig {
             _ => None,
         };
         Ok(Self {
-            command,
-            filter,
-            filter_program,
-            netns: args.netns,
-            pods: args.pods,
+            observer,
             duration: duration(args.duration, io::stdout().is_terminal()),
             until_verdict: args.until_verdict,
-            hooks: args.hooks,
-            all_packets: args.all_packets,
             events: args
                 .events
                 .then(|| EventLog::new(BufWriter::new(io::stdout()))),
-            quiet: args.quiet,
-            ring_bytes,
             report,
             capture,
+        })
+    }
+}
+
+/// One live view, ready to run.
+#[derive(Debug)]
+pub struct WatchConfig {
+    /// What is watched.
+    pub observer: ObserverConfig,
+    /// How long; `None` is until Ctrl-C.
+    pub duration: Option<Duration>,
+    /// How often to print, where there is no screen.
+    pub every: Duration,
+}
+
+impl WatchConfig {
+    /// Checks what was typed.
+    pub fn new(args: WatchArgs, command: Vec<String>) -> Result<Self, ConfigError> {
+        Ok(Self {
+            observer: ObserverConfig::new(args.observer, command)?,
+            duration: args.duration.filter(|duration| !duration.is_zero()),
+            every: args.every,
         })
     }
 }
@@ -244,6 +278,14 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         return Err("write 0 to trace until Ctrl-C".to_owned());
     }
     Ok(Duration::from_millis(total_ms))
+}
+
+/// Reads how often something is done: a duration that is not 0.
+pub fn parse_interval(text: &str) -> Result<Duration, String> {
+    match parse_duration(text)? {
+        Duration::ZERO => Err("write a number and a unit, like 500ms, 5s or 1m".to_owned()),
+        interval => Ok(interval),
+    }
 }
 
 #[cfg(test)]

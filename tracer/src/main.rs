@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Parser as _;
 use tracer::cli::{Cli, Command};
-use tracer::config::{ConfigError, ReportSink, TraceConfig};
+use tracer::config::{ConfigError, ReportSink, TraceConfig, WatchConfig};
 use tracer::topology::{NETNS_HELPER, serve_netns};
-use tracer::{check, demo, exit, manual, replay, report, trace};
+use tracer::{check, demo, exit, manual, replay, report, trace, watch};
 
 fn main() -> ExitCode {
     let helper = std::env::args_os()
@@ -32,18 +32,18 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<u8> {
     match command {
         Command::Trace(args) => {
-            let typed = std::env::args_os().skip(1);
-            let typed = typed
-                .map(|word| word.to_string_lossy().into_owned())
-                .collect();
             let capture = args.capture.clone();
-            let mut config = TraceConfig::new(*args, typed)?;
+            let mut config = TraceConfig::new(*args, typed())?;
             let (report, failure) = trace::run(&mut config)?;
             config.report.write(&report)?;
             match (failure, capture) {
                 (Some(source), Some(path)) => Err(ConfigError::Output { path, source }.into()),
                 _ => Ok(report::exit_code(&report)),
             }
+        }
+        Command::Watch(args) => {
+            watch::run(&WatchConfig::new(args, typed())?)?;
+            Ok(exit::OK)
         }
         Command::Report(args) => {
             let sink = ReportSink::open(args.report)?;
@@ -57,4 +57,12 @@ fn run(command: Command) -> Result<u8> {
         Command::Completions { shell } => Ok(manual::completions(shell).map(|()| exit::OK)?),
         Command::Man => Ok(manual::man().map(|()| exit::OK)?),
     }
+}
+
+/// The arguments as typed, the program's own name left out.
+fn typed() -> Vec<String> {
+    std::env::args_os()
+        .skip(1)
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect()
 }

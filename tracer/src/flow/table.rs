@@ -1,6 +1,6 @@
 //! Files sightings by flow, within bounds, and learns which five-tuples are one flow under translation. What does not fit is counted, never silently left out.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use super::{FiveTuple, FlowKey, Point, Segment, Sighting, SocketSighting};
 use crate::event::SkbId;
@@ -30,13 +30,19 @@ pub struct FlowEvents {
 }
 
 /// The five-tuples of one flow: one, or those that it was translated into as well.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct FlowGroup<'a> {
+    key: FlowKey,
     events: Vec<&'a FlowEvents>,
     translations: Vec<(FiveTuple, FiveTuple)>,
 }
 
 impl<'a> FlowGroup<'a> {
+    /// What [`FlowTable::forget`] knows it by.
+    pub const fn key(&self) -> FlowKey {
+        self.key
+    }
+
     /// Every packet, in no order.
     pub fn sightings(&self) -> impl Iterator<Item = &'a Sighting> {
         self.events.iter().flat_map(|events| &events.sightings)
@@ -219,14 +225,40 @@ impl FlowTable {
     pub fn groups(&self) -> impl Iterator<Item = FlowGroup<'_>> {
         let mut groups: BTreeMap<FlowKey, FlowGroup<'_>> = BTreeMap::new();
         for (key, events) in &self.flows {
-            let group = groups.entry(self.root_of(*key));
-            group.or_default().events.push(events);
+            let key = self.root_of(*key);
+            let group = groups.entry(key).or_insert_with(|| FlowGroup {
+                key,
+                events: Vec::new(),
+                translations: Vec::new(),
+            });
+            group.events.push(events);
         }
         for translation in &self.translations {
-            let group = groups.entry(self.root_of(translation.0.key()));
-            group.or_default().translations.push(*translation);
+            // What was translated while the table was full has no group.
+            if let Some(group) = groups.get_mut(&self.root_of(translation.0.key())) {
+                group.translations.push(*translation);
+            }
         }
         groups.into_values()
+    }
+
+    /// Forgets these flows with all their five-tuples: what a live view has no more use for.
+    pub fn forget(&mut self, groups: &BTreeSet<FlowKey>) {
+        let gone: Vec<FlowKey> = self
+            .flows
+            .keys()
+            .copied()
+            .filter(|key| groups.contains(&self.root_of(*key)))
+            .collect();
+        for key in gone {
+            if let Some(events) = self.flows.remove(&key) {
+                self.sightings -= events.sightings.len();
+            }
+            self.same_flow.remove(&key);
+        }
+        let flows = &self.flows;
+        self.translations
+            .retain(|(one, _)| flows.contains_key(&one.key()));
     }
 
     fn is_full_for(&self, key: FlowKey) -> bool {

@@ -5,8 +5,8 @@ use std::io::{self, IsTerminal, Write};
 use anstream::ColorChoice;
 use anstyle::AnsiColor;
 
-use super::story::{Item, Row, Section, Story, Tone, tell};
-use super::{Confidence, Report};
+use super::story::{Item, Row, Section, Story, Tone, tell, tell_flow};
+use super::{Confidence, Flow, Report};
 use crate::escape::escape;
 
 /// The narrowest and the widest that text is set.
@@ -65,6 +65,22 @@ pub(super) fn write(report: &Report, style: Style, output: &mut dyn Write) -> io
         page.section(section)?;
     }
     Ok(())
+}
+
+/// One flow in full, line by line and escaped, for a screen of this many columns.
+pub fn flow_lines(flow: &Flow, columns: usize) -> Vec<String> {
+    let mut text = Vec::new();
+    let mut page = Page {
+        output: &mut text,
+        columns: columns.clamp(*COLUMNS.start(), *COLUMNS.end()),
+        colour: false,
+    };
+    // A vector takes all that it is given.
+    let _ = page.section(&tell_flow(flow));
+    String::from_utf8_lossy(&text)
+        .lines()
+        .map(str::to_owned)
+        .collect()
 }
 
 struct Page<'a> {

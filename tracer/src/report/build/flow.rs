@@ -15,8 +15,7 @@ use crate::record::Fact;
 use crate::verdict::{self, Diagnosis, Judgement, Place, diagnosis};
 
 impl Builder<'_> {
-    pub(super) fn flow(&self, attempt: &Attempt<'_>, id: u64) -> Flow {
-        let judgement = verdict::judge(attempt, &self.scene);
+    pub(super) fn flow(&self, attempt: &Attempt<'_>, id: u64, judgement: Judgement<'_>) -> Flow {
         let request_kind = if attempt.request.is_empty() {
             PacketKind::Unseen
         } else {

@@ -15,7 +15,7 @@ use crate::event::{DeviceId, NetnsId};
 use crate::flow::Sighting;
 use crate::flow::pairing::{Flow as Attempt, attempts};
 use crate::record::{StoppedBy, View};
-use crate::verdict::{self, Scene};
+use crate::verdict::{self, Judgement, Scene};
 
 /// Judges every flow as of the end of the window.
 pub fn build(analysis: &Analysis) -> Report {
@@ -56,6 +56,16 @@ pub fn build(analysis: &Analysis) -> Report {
         summary: Summary::of(&flows),
         flows,
     }
+}
+
+/// One flow as of `scene.now_ns`, for a live view: it has no number.
+pub fn flow_now(attempt: &Attempt<'_>, judgement: Judgement<'_>, scene: Scene<'_>) -> Flow {
+    let builder = Builder {
+        analysis: scene.analysis,
+        clock: Clock::from_pairs(scene.analysis.clocks.clone()),
+        scene,
+    };
+    builder.flow(attempt, 0, judgement)
 }
 
 /// Whether a flow has a fault that no later event can undo: what `--until-verdict` waits for.
@@ -106,7 +116,7 @@ impl Builder<'_> {
         let flows = attempts
             .iter()
             .zip(1..)
-            .map(|(attempt, id)| self.flow(attempt, id))
+            .map(|(attempt, id)| self.flow(attempt, id, verdict::judge(attempt, &self.scene)))
             .collect();
         (flows, named)
     }

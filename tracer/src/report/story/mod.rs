@@ -112,6 +112,11 @@ pub(super) fn tell(report: &Report) -> Story {
     Story { sections }
 }
 
+/// Tells one flow in full.
+pub(super) fn tell_flow(flow: &Flow) -> Section {
+    flow::section(flow)
+}
+
 /// Faults of one kind and place are one section: the first flow in full, the others named.
 fn faults(report: &Report) -> Vec<Section> {
     let mut groups: Vec<Vec<&Flow>> = Vec::new();

@@ -11,7 +11,7 @@ use crate::report::{
 
 const START_NS: u64 = 1_764_590_584_000_000_000;
 
-pub(super) fn time(ms: u64) -> Time {
+pub(crate) fn time(ms: u64) -> Time {
     Time::from_unix_ns(START_NS + ms * 1_000_000 + 123_456)
 }
 
@@ -190,7 +190,7 @@ const OTHER_NODE: [u8; 4] = [192, 168, 50, 2];
 const THIS_NODE: [u8; 4] = [192, 168, 50, 1];
 
 /// The incident: the SYN-ACK leaves in the tunnel, and that is the last of it.
-pub(super) fn lost_in_underlay() -> Flow {
+pub(crate) fn lost_in_underlay() -> Flow {
     let mut flow = flow(
         1,
         Verdict {
@@ -279,7 +279,7 @@ pub(super) fn lost_in_underlay() -> Flow {
 }
 
 /// The SYN-ACK never reaches a first device: a rule in the server's own OUTPUT chain eats it.
-pub(super) fn dropped_in_output() -> Flow {
+pub(crate) fn dropped_in_output() -> Flow {
     let function = "nf_hook_slow+0x9e";
     let mut flow = flow(
         2,
@@ -374,7 +374,7 @@ fn loss(packet: PacketKind, ms: u64, innocent: bool, why: &str) -> Loss {
     }
 }
 
-pub(super) fn refused(id: u64) -> Flow {
+pub(crate) fn refused(id: u64) -> Flow {
     let mut flow = flow(
         id,
         Verdict {
@@ -443,7 +443,7 @@ pub(super) fn answered_late(id: u64) -> Flow {
     flow
 }
 
-pub(super) fn inconclusive(id: u64) -> Flow {
+pub(crate) fn inconclusive(id: u64) -> Flow {
     let mut flow = flow(
         id,
         verdict(
