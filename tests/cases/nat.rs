@@ -9,7 +9,9 @@ use anyhow::{Result, bail, ensure};
 use serde_json::Value;
 use tracer::lab::{Family, Outcome, Plan, Server, Topology, connect};
 use tracer_tests::faults::{self, SYN, SYN_ACK};
-use tracer_tests::{Ends, Expected, Tracer, answered, differences, inferred, proven, with_lab};
+use tracer_tests::{
+    Ends, Expected, Tracer, answered, differences, inconclusive, inferred, proven, unseen, with_lab,
+};
 
 /// As in every scenario: longer than the answer deadline, and longer than what is left of it after the last SYN.
 const PATIENCE: Duration = Duration::from_millis(4500);
@@ -24,6 +26,8 @@ struct Connection {
     backend: fn(Plan) -> SocketAddr,
     /// Whether node-a also puts its own address in place of the client's.
     masquerade: bool,
+    /// Whether the client is a process of node-a itself.
+    from_node: bool,
     fault: fn(&Topology) -> Result<()>,
     ends: Ends,
 }
@@ -32,6 +36,7 @@ const HEALTHY: Connection = Connection {
     family: Family::V4,
     backend: |plan| plan.server(6379),
     masquerade: false,
+    from_node: false,
     fault: |_| Ok(()),
     ends: Ends::Connected,
 };
@@ -40,12 +45,13 @@ const HEALTHY: Connection = Connection {
 fn translate(lab: &Topology, backend: SocketAddr, masquerade: bool) -> Result<()> {
     let ip = lab.plan.nft_family();
     let service = lab.plan.service(SERVICE_PORT);
+    let to_service = format!("{ip} daddr {} tcp dport {}", service.ip(), service.port());
     lab.node_a.nft(&format!(
         "add table {ip} nat\n\
          add chain {ip} nat prerouting {{ type nat hook prerouting priority -100; }}\n\
-         add rule {ip} nat prerouting {ip} daddr {} tcp dport {} dnat to {backend}\n",
-        service.ip(),
-        service.port(),
+         add chain {ip} nat output {{ type nat hook output priority -100; }}\n\
+         add rule {ip} nat prerouting {to_service} dnat to {backend}\n\
+         add rule {ip} nat output {to_service} dnat to {backend}\n",
     ))?;
     if masquerade {
         lab.node_a.nft(&format!(
@@ -57,9 +63,14 @@ fn translate(lab: &Topology, backend: SocketAddr, masquerade: bool) -> Result<()
 }
 
 impl Connection {
-    /// Makes it under four tracers that see the whole lab, and holds every report against what is expected: one flow,
-    /// one verdict, whatever half of the connection the filter names.
+    /// One flow and one verdict, whatever half of the connection the filter names.
     fn must_show(self, expected: Expected) -> Result<()> {
+        self.must_show_each([expected; 4])
+    }
+
+    /// Makes it under four tracers that see the whole lab, and holds their reports against what is expected with a
+    /// filter for the service, for the pod, for the backend, and with none.
+    fn must_show_each(self, expected: [Expected; 4]) -> Result<()> {
         with_lab(self.family, |lab| {
             let plan = lab.plan;
             let backend = (self.backend)(plan);
@@ -84,7 +95,12 @@ impl Connection {
             for (_, tracer) in &mut tracers {
                 tracer.wait_until_ready()?;
             }
-            let attempt = connect(&lab.pod_a, 0, service)?;
+            let from = if self.from_node {
+                &lab.node_a
+            } else {
+                &lab.pod_a
+            };
+            let attempt = connect(from, 0, service)?;
             let client = attempt.local;
             let outcome = attempt.wait(PATIENCE);
             match (&outcome, self.ends) {
@@ -96,20 +112,21 @@ impl Connection {
             drop(outcome);
             thread::sleep(SETTLE);
 
+            let connection = Halves {
+                client,
+                service,
+                backend,
+            };
             let mut wrong = Vec::new();
-            for (name, tracer) in tracers {
+            for ((name, tracer), expected) in tracers.into_iter().zip(expected) {
                 let run = tracer.interrupt()?;
                 for difference in differences(&run, &[(client, expected)])? {
                     wrong.push(format!("{name}: {difference}"));
                 }
                 let report = run.report()?;
-                let connection = Halves {
-                    client,
-                    service,
-                    backend,
-                };
                 // Of the first packet such a filter does not see the first half, since nothing tells it yet.
-                if let Err(error) = connection.is_one_flow(&report, name != "backend") {
+                let from_the_start = name != "backend" && !self.from_node;
+                if let Err(error) = connection.is_one_flow(&report, from_the_start) {
                     wrong.push(format!("{name}: {error}\n{report:#}"));
                 }
             }
@@ -150,12 +167,10 @@ impl Halves {
                 })
             })
             .collect();
-        let [flow] = ours[..] else {
-            bail!("{} flows, want one", ours.len());
-        };
-        if !from_the_start {
+        ensure!(ours.len() <= 1, "{} flows, want one", ours.len());
+        let (true, Some(flow)) = (from_the_start, ours.first()) else {
             return Ok(());
-        }
+        };
         let is = |tuple: &Value, end: SocketAddr| {
             tuple["dst"] == addr(end) && tuple["dst_port"] == end.port()
         };
@@ -321,4 +336,29 @@ fn synack_that_nothing_translates_back() -> Result<()> {
             .at("pod-a", &["eth0"])
             .reason("NO_SOCKET"),
     )
+}
+
+/// In OUTPUT the addresses are replaced before any hook sees the packet: only the socket, and the reply that reaches
+/// it, know the service.
+#[test]
+fn answered_from_the_node_itself() -> Result<()> {
+    Connection {
+        from_node: true,
+        ..HEALTHY
+    }
+    .must_show_each([inconclusive(), unseen(), answered(), answered()])
+}
+
+#[test]
+fn synack_dropped_on_its_way_to_the_node_itself() -> Result<()> {
+    let dropped = proven("reply_dropped")
+        .at("node-b", &["lxcb"])
+        .cause(&["netfilter"]);
+    Connection {
+        from_node: true,
+        fault: |lab| faults::netfilter(&lab.node_b, "forward", &format!("{SYN_ACK} drop")),
+        ends: Ends::TimedOut,
+        ..HEALTHY
+    }
+    .must_show_each([unseen(), unseen(), dropped, dropped])
 }
