@@ -6,11 +6,13 @@ use std::fs::File;
 use std::io::{self, BufWriter, Stdout};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
+use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use tokio::io::unix::AsyncFd;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use crate::analysis::Analysis;
@@ -55,12 +57,42 @@ pub struct Outputs {
 
 /// Hooks that are attached, and what came of them so far.
 pub struct Session {
+    runtime: Rc<Runtime>,
+    signals: Signals,
     ring: Ring,
     control: Control,
     topology: Topology,
     counters: Counters,
     sink: Sink,
     last_clock_ns: u64,
+}
+
+/// The signals that end a run. They are caught from before it says that it is ready, so that whoever waited for that
+/// line may send one at once.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    /// Needs the context of a runtime.
+    fn catch() -> io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// Waits for one.
+    async fn received(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+            _ = self.hangup.recv() => {}
+        }
+    }
 }
 
 /// Where every record goes: into the analysis, and into the outputs that there are.
@@ -132,7 +164,16 @@ impl Session {
         let (count, offered) = attached.count();
         let mut header = header(config, &attached, &topology, view)?;
         header.blind_spots.extend(counters.blind_spot());
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let signals = {
+            let _context = runtime.enter();
+            Signals::catch()?
+        };
         let mut session = Self {
+            runtime: Rc::new(runtime),
+            signals,
             ring: attached.ring,
             control: attached.control,
             topology,
@@ -171,10 +212,7 @@ impl Session {
 
     /// Runs until a signal, the end of `duration`, or the command's own work ends it.
     pub fn run(&mut self, duration: Option<Duration>, work: &mut impl Work) -> Result<StoppedBy> {
-        tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?
-            .block_on(self.watch(duration, work))
+        Rc::clone(&self.runtime).block_on(self.watch(duration, work))
     }
 
     async fn watch(
@@ -185,9 +223,6 @@ impl Session {
         let ring: OwnedFd = self.ring.as_fd().try_clone_to_owned()?;
         // SAFETY: an `OwnedFd` is open until it is dropped, and always tells the same descriptor.
         let ring = unsafe { AsyncFd::register(ring) }.map_err(io::Error::from)?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut hangup = signal(SignalKind::hangup())?;
         let mut drain = interval(DRAIN_EVERY);
         drain.set_missed_tick_behavior(MissedTickBehavior::Skip);
         let mut next_look = Instant::now();
@@ -195,9 +230,7 @@ impl Session {
         loop {
             tokio::select! {
                 biased;
-                _ = interrupt.recv() => return Ok(StoppedBy::Signal),
-                _ = terminate.recv() => return Ok(StoppedBy::Signal),
-                _ = hangup.recv() => return Ok(StoppedBy::Signal),
+                () = self.signals.received() => return Ok(StoppedBy::Signal),
                 () = at(deadline) => return Ok(StoppedBy::Duration),
                 ready = ring.readable() => ready?.clear_ready(),
                 _ = drain.tick() => {}
