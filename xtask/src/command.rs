@@ -45,6 +45,17 @@ pub fn as_root(program: impl AsRef<std::ffi::OsStr>) -> Command {
     command
 }
 
+/// Lets cargo build as this user, and start each program that it built (a test, a benchmark) as root.
+pub fn run_programs_as_root(cargo: &mut Command, host: &str) {
+    if !nix::unistd::geteuid().is_root() {
+        let variable = format!(
+            "CARGO_TARGET_{}_RUNNER",
+            host.to_uppercase().replace('-', "_")
+        );
+        cargo.env(variable, "sudo -E");
+    }
+}
+
 /// Where a program is. Directories of administrators' programs count even where a user's PATH lacks them.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();

@@ -1,5 +1,6 @@
-//! The tasks of this repository, one file a task: `cargo xtask setup | build | run | test | dist`.
+//! The tasks of this repository, one file a task: `cargo xtask setup | build | run | test | bench | dist`.
 
+mod bench;
 mod build;
 mod command;
 mod dist;
@@ -34,6 +35,7 @@ enum Task {
     Build(build::Arguments),
     Run(run::Arguments),
     Test(test::Arguments),
+    Bench(bench::Arguments),
     Dist(dist::Arguments),
 }
 
@@ -53,6 +55,7 @@ fn perform(task: Task) -> Result<()> {
         Task::Build(arguments) => build::perform(&arguments),
         Task::Run(arguments) => run::perform(&arguments),
         Task::Test(arguments) => test::perform(&arguments),
+        Task::Bench(arguments) => bench::perform(&arguments),
         Task::Dist(arguments) => dist::perform(&arguments),
     }
 }

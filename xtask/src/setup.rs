@@ -41,6 +41,11 @@ pub fn ensure() -> Result<()> {
     ready(Progress { verbose: false })
 }
 
+/// What `bench` needs besides: the tools that tracer is compared with. Nothing else is measured with them.
+pub fn ensure_rivals() -> Result<()> {
+    packages::install(&packages::missing_rivals())
+}
+
 fn ready(progress: Progress) -> Result<()> {
     let rustc = Rustc::query()?;
     let mut missing = packages::missing_tools();

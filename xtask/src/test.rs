@@ -53,7 +53,7 @@ fn stages(rustc: &Rustc) -> Result<Vec<(&'static str, Command)>> {
         stages.push(("tests", cargo(&["test", "--no-fail-fast"])));
     }
     if let Some((_, tests)) = stages.last_mut() {
-        run_tests_as_root(tests, &rustc.host);
+        command::run_programs_as_root(tests, &rustc.host);
     }
     Ok(stages)
 }
@@ -80,15 +80,4 @@ fn kernel_lints(rustc: &Rustc) -> Result<Command> {
             format!("--cfg=bpf_target_arch=\"{architecture}\""),
         );
     Ok(cargo)
-}
-
-/// Lets cargo build as this user, and start each test program as root.
-fn run_tests_as_root(tests: &mut Command, host: &str) {
-    if !nix::unistd::geteuid().is_root() {
-        let variable = format!(
-            "CARGO_TARGET_{}_RUNNER",
-            host.to_uppercase().replace('-', "_")
-        );
-        tests.env(variable, "sudo -E");
-    }
 }

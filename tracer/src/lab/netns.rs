@@ -5,11 +5,14 @@ use std::io::{self, ErrorKind};
 use std::os::linux::fs::MetadataExt as _;
 use std::panic;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::sched::{CloneFlags, setns};
 
 use super::LabError;
 use super::command;
+
+const LINKS_UP_WITHIN: Duration = Duration::from_secs(5);
 
 /// A named network namespace of this sandbox. The sandbox, not this handle, ends it.
 #[derive(Debug)]
@@ -68,6 +71,23 @@ impl Netns {
     /// Runs a program to its end inside the namespace and returns what it printed.
     pub fn command(&self, program: &str, args: &[&str]) -> Result<String, LabError> {
         self.run(|| command::run(program, args, ""))?
+    }
+
+    /// Waits until the kernel has activated every device: before that, a device's queue drops what it is given.
+    pub fn wait_for_links(&self) -> Result<(), LabError> {
+        let deadline = Instant::now() + LINKS_UP_WITHIN;
+        loop {
+            let links = self.command("ip", &["-brief", "link", "show", "up"])?;
+            let waiting = links.lines().find(|link| link.contains("NO-CARRIER"));
+            match waiting {
+                None => return Ok(()),
+                Some(link) if Instant::now() > deadline => {
+                    let what = format!("waiting in netns {} for the link {link}", self.name);
+                    return Err(LabError::system(what)(io::ErrorKind::TimedOut.into()));
+                }
+                Some(_) => thread::sleep(Duration::from_millis(5)),
+            }
+        }
     }
 
     /// Runs lines of `ip` commands (each without the leading `ip`), stopping at the first that fails.

@@ -10,10 +10,7 @@
 //! route each other's pods through `vx0`, whose neighbours and forwarding entries are static: no packet of a test
 //! waits for learning.
 
-use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use super::{LabError, Netns};
 
@@ -23,8 +20,6 @@ pub const VNI: u32 = 4096;
 /// `02:00:00:00:00:0a` and `…:0b`: the MAC addresses of the two ends of the tunnel.
 const TUNNEL_MAC_A: &str = "02:00:00:00:00:0a";
 const TUNNEL_MAC_B: &str = "02:00:00:00:00:0b";
-
-const LINKS_UP_WITHIN: Duration = Duration::from_secs(5);
 
 /// Which IP version the pods and the underlay speak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -265,7 +260,7 @@ impl Topology {
             },
         )?;
         for netns in topology.namespaces() {
-            wait_for_links(netns)?;
+            netns.wait_for_links()?;
         }
         Ok(topology)
     }
@@ -330,23 +325,6 @@ fn build_node(plan: Plan, node: &Netns, pod: &Netns, side: &Side<'_>) -> Result<
         plan.on_link(side.pods, 2),
         plan.address(side.pods, 1),
     ))
-}
-
-/// Waits until the kernel has activated every device: before that, a device's queue drops what it is given.
-fn wait_for_links(netns: &Netns) -> Result<(), LabError> {
-    let deadline = Instant::now() + LINKS_UP_WITHIN;
-    loop {
-        let links = netns.command("ip", &["-brief", "link", "show", "up"])?;
-        let waiting = links.lines().find(|link| link.contains("NO-CARRIER"));
-        match waiting {
-            None => return Ok(()),
-            Some(link) if Instant::now() > deadline => {
-                let what = format!("waiting in netns {} for the link {link}", netns.name());
-                return Err(LabError::system(what)(io::ErrorKind::TimedOut.into()));
-            }
-            Some(_) => thread::sleep(Duration::from_millis(5)),
-        }
-    }
 }
 
 /// Undoes, before the first device, the defaults that distributions differ in and that a namespace inherits.

@@ -32,6 +32,9 @@ const TOOLS: &[Tool] = &[
     tool("setpriv", "util-linux", "runs tracer without privilege"),
 ];
 
+/// What nothing but the benchmark runs; tcpdump is one of the lab's tools already.
+const RIVALS: &[Tool] = &[tool("bpftrace", "bpftrace", "is compared with tracer")];
+
 const fn tool(program: &'static str, package: &'static str, why: &'static str) -> Tool {
     Tool {
         program,
@@ -42,12 +45,21 @@ const fn tool(program: &'static str, package: &'static str, why: &'static str) -
 
 /// The packages of the tools that are not here.
 pub fn missing_tools() -> Vec<Missing> {
-    TOOLS
+    missing("the lab's", TOOLS)
+}
+
+/// The packages of the benchmark's tools that are not here.
+pub fn missing_rivals() -> Vec<Missing> {
+    missing("the benchmark's", RIVALS)
+}
+
+fn missing(whose: &str, tools: &[Tool]) -> Vec<Missing> {
+    tools
         .iter()
         .filter(|tool| command::find(tool.program).is_none())
         .map(|tool| Missing {
             package: tool.package.to_owned(),
-            why: format!("the lab's `{}` {}", tool.program, tool.why),
+            why: format!("{whose} `{}` {}", tool.program, tool.why),
             for_build: false,
         })
         .collect()
