@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::network::Pair;
 use crate::statistics::{Estimate, median};
-use crate::tools::{Tool, lost};
+use crate::tools::Tool;
 
 /// One measurement with a tool, and what was measured without it just before and after.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +42,7 @@ pub fn compare(
             if let Some(running) = running {
                 let ended = running.interrupt()?;
                 if matches!(tool, Tool::Tracer(_)) {
-                    lost_events += lost(&ended.report()?)?;
+                    lost_events += ended.report()?.lost()?;
                 }
             }
             let after = measure()?;

@@ -17,7 +17,7 @@ use crate::Bench;
 use crate::network::at_work;
 use crate::statistics::Estimate;
 use crate::table::Table;
-use crate::tools::{Tool, cpu_ns, lost, number};
+use crate::tools::{Tool, cpu_ns};
 
 /// Ready-made connections.
 const CONNECTIONS: u32 = 20_000;
@@ -90,8 +90,8 @@ fn live(bench: &Bench, table: &mut Table) -> Result<()> {
         thread::sleep(SETTLE);
         let spent = cpu_ns(running.pid())?.saturating_sub(before);
         let report = running.interrupt()?.report()?;
-        lost_events += lost(&report)?;
-        let events = number(&report, "/ledger/delivered")?;
+        lost_events += report.lost()?;
+        let events = report.ledger.delivered;
         total += events;
         rates.push(events as f64 / spent as f64 * 1e3);
     }

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use crate::Bench;
 use crate::network::{SERVER, at_work};
 use crate::table::Table;
-use crate::tools::{Tool, lost, number};
+use crate::tools::{Tool, cpu_ns};
 
 /// Connection attempts, each a flow of its own: nobody listens, so each is a SYN, a RST and what the sockets say.
 const FLOWS: u32 = 100_000;
@@ -31,11 +31,11 @@ pub fn measure(bench: &Bench, table: &mut Table) -> Result<()> {
         thread::sleep(Duration::from_millis(15));
     }
     let after = anonymous_kib(running.pid())?;
-    let idle = crate::tools::cpu_ns(running.pid())?;
+    let idle = cpu_ns(running.pid())?;
     thread::sleep(Duration::from_secs(1));
-    let idle = crate::tools::cpu_ns(running.pid())?.saturating_sub(idle);
+    let idle = cpu_ns(running.pid())?.saturating_sub(idle);
     let report = running.interrupt()?.report()?;
-    let kept = report["flows"].as_array().map_or(0, Vec::len);
+    let kept = report.flows.len();
     let grown = after.saturating_sub(before);
     table.plain(
         "memory beyond the ring, 100,000 flows of a SYN and a RST",
@@ -43,8 +43,8 @@ pub fn measure(bench: &Bench, table: &mut Table) -> Result<()> {
             "{} MiB, of which {} MiB from the start; {kept} flows kept, {} events did not fit into the table, {} into the ring",
             after / 1024,
             before / 1024,
-            number(&report, "/ledger/table_full")?,
-            lost(&report)?
+            report.ledger.table_full,
+            report.lost()?
         ),
     );
     table.plain(

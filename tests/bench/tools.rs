@@ -11,7 +11,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use nix::mount::{MsFlags, mount};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::Value;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use tracer::lab::mortal;
 use tracer_tests::binary;
 
@@ -19,6 +20,11 @@ use crate::network::{Pair, TOOL_CPU, has_priority};
 
 /// Longer than any of them needs.
 const AT_MOST: Duration = Duration::from_secs(30);
+
+/// How often it is looked whether a tool has ended.
+const POLL: Duration = Duration::from_micros(500);
+/// How long bpftrace is given to heed a signal.
+const ASK_AGAIN: Duration = Duration::from_millis(50);
 
 /// What watches while something is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,6 +101,10 @@ impl Tool {
         Running::start(self, command, &ready)
             .with_context(|| format!("starting {self:?}"))
             .map(Some)
+    }
+
+    const fn is_bpftrace(self) -> bool {
+        matches!(self, Self::EmptyBpftrace | Self::CountingBpftrace)
     }
 
     fn command(self, pair: &Pair) -> Result<Option<(Vec<String>, Ready)>> {
@@ -186,9 +196,19 @@ impl Running {
     }
 
     /// Ends it as Ctrl-C does.
-    pub fn interrupt(self) -> Result<Ended> {
+    pub fn interrupt(mut self) -> Result<Ended> {
         let begin = Instant::now();
-        kill(Pid::from_raw(self.child.id().try_into()?), Signal::SIGINT)?;
+        let pid = Pid::from_raw(self.child.id().try_into()?);
+        kill(pid, Signal::SIGINT)?;
+        // bpftrace 0.17 often sleeps through the first signal.
+        let mut again = begin + ASK_AGAIN;
+        while self.tool.is_bpftrace() && self.child.try_wait()?.is_none() {
+            if Instant::now() > again {
+                kill(pid, Signal::SIGINT)?;
+                again += ASK_AGAIN;
+            }
+            thread::sleep(POLL);
+        }
         self.wait(begin)
     }
 
@@ -200,7 +220,7 @@ impl Running {
                 self.child.wait()?;
                 bail!("{:?} did not end", self.tool);
             }
-            thread::sleep(Duration::from_micros(500));
+            thread::sleep(POLL);
         }
         let after = begin.elapsed();
         let stdout = self.rest.join().ok().context("reading what a tool says")?;
@@ -210,28 +230,40 @@ impl Running {
 
 impl Ended {
     /// A tracer's report.
-    pub fn report(&self) -> Result<Value> {
+    pub fn report(&self) -> Result<Report> {
         serde_json::from_slice(&self.stdout).context("no report")
     }
 }
 
-/// A number of a report.
-pub fn number(report: &Value, pointer: &str) -> Result<u64> {
-    let value = report.pointer(pointer).and_then(Value::as_u64);
-    value.with_context(|| format!("no {pointer} in the report"))
+/// What is read of a tracer's report.
+#[derive(Deserialize)]
+pub struct Report {
+    pub ledger: Ledger,
+    /// They are only counted.
+    pub flows: Vec<IgnoredAny>,
 }
 
-/// How many events did not fit into the ring. That everything else was delivered must hold at any load.
-pub fn lost(report: &Value) -> Result<u64> {
-    let (emitted, delivered) = (
-        number(report, "/ledger/emitted")?,
-        number(report, "/ledger/delivered")?,
-    );
-    ensure!(
-        emitted == delivered,
-        "of {emitted} events {delivered} were delivered"
-    );
-    number(report, "/ledger/ring_full")
+/// What was lost, and what was not.
+#[derive(Deserialize)]
+pub struct Ledger {
+    pub emitted: u64,
+    pub delivered: u64,
+    pub ring_full: u64,
+    pub table_full: u64,
+}
+
+impl Report {
+    /// How many events did not fit into the ring. That everything else was delivered must hold at any load.
+    pub fn lost(&self) -> Result<u64> {
+        let Ledger {
+            emitted, delivered, ..
+        } = self.ledger;
+        ensure!(
+            emitted == delivered,
+            "of {emitted} events {delivered} were delivered"
+        );
+        Ok(self.ledger.ring_full)
+    }
 }
 
 /// Lets bpftrace find tracepoints, for as long as this sandbox lives: it reads them in tracefs.
