@@ -52,8 +52,11 @@ struct Bench {
     rounds: usize,
 }
 
+/// Measures a group of rows.
+type Measure = fn(&Bench, &mut Table) -> Result<()>;
+
 /// One file a group, in the order of the table.
-const GROUPS: &[(&str, fn(&Bench, &mut Table) -> Result<()>)] = &[
+const GROUPS: &[(&str, Measure)] = &[
     ("per_packet", per_packet::measure),
     ("throughput", throughput::measure),
     ("round_trip", round_trip::measure),

@@ -139,10 +139,10 @@ impl Tool {
 
 /// bpftrace attaches its probes in their order, so that the last one tells when all are there.
 fn bpftrace(action: &str) -> (Vec<String>, Ready) {
-    let mut program: String = TRACEPOINTS
-        .iter()
-        .map(|tracepoint| format!("tracepoint:{tracepoint} {action} "))
-        .collect();
+    let mut program = String::new();
+    for tracepoint in TRACEPOINTS {
+        program.extend(["tracepoint:", tracepoint, " ", action, " "]);
+    }
     program.push_str("interval:ms:1 { if (@told == 0) { printf(\"ready\\n\"); @told = 1; } }");
     let words = ["bpftrace", "-B", "line", "-e", &program];
     (

@@ -34,7 +34,12 @@ struct Waiting {
     started: Instant,
     duration: Option<Duration>,
     until_verdict: bool,
+    judge_after: Instant,
 }
+
+/// Every flow is judged to find the verdict that ends the trace, which takes the longer the more there are: of all the
+/// time, at most one part in this many.
+const JUDGE_PAUSE: u32 = 10;
 
 impl Waiting {
     fn new(config: &TraceConfig) -> Self {
@@ -52,7 +57,18 @@ impl Waiting {
             started: Instant::now(),
             duration: config.duration,
             until_verdict: config.until_verdict,
+            judge_after: Instant::now(),
         }
+    }
+
+    fn has_final_fault(&mut self, analysis: &Analysis, now_ns: u64) -> bool {
+        let begin = Instant::now();
+        if begin < self.judge_after {
+            return false;
+        }
+        let found = report::has_final_fault(analysis, now_ns);
+        self.judge_after = begin + JUDGE_PAUSE * begin.elapsed();
+        found
     }
 }
 
@@ -68,7 +84,7 @@ impl Work for Waiting {
             analysis.flows.len()
         ));
         self.bar.tick();
-        let done = self.until_verdict && report::has_final_fault(analysis, now_ns);
+        let done = self.until_verdict && self.has_final_fault(analysis, now_ns);
         Ok(done.then_some(StoppedBy::Verdict))
     }
 }
