@@ -130,8 +130,9 @@ fn syn_with_a_vni_that_the_server_node_does_not_know() -> Result<()> {
         ))?)
     })
     .prepared_by(|lab| {
-        add_tunnel_of_another_vni(
+        add_tunnel_without_counterpart(
             &lab.node_a,
+            &format!("id {} dstport 4789", VNI + 1),
             lab.plan.uplink_a().0,
             lab.plan.uplink_b().0,
             lab.plan.tunnel().1,
@@ -158,8 +159,9 @@ fn synack_with_a_vni_that_the_client_node_does_not_know() -> Result<()> {
         ))?)
     })
     .prepared_by(|lab| {
-        add_tunnel_of_another_vni(
+        add_tunnel_without_counterpart(
             &lab.node_b,
+            &format!("id {} dstport 4789", VNI + 1),
             lab.plan.uplink_b().0,
             lab.plan.uplink_a().0,
             lab.plan.tunnel().0,
@@ -172,18 +174,47 @@ fn synack_with_a_vni_that_the_client_node_does_not_know() -> Result<()> {
     })
 }
 
+#[test]
+fn syn_to_a_udp_port_that_no_tunnel_of_the_server_node_has() -> Result<()> {
+    let dropped = proven("request_dropped")
+        .at("node-b", &["ens0"])
+        .cause(&["no_listener"])
+        .reason("NO_SOCKET");
+    Scenario::broken_by(|lab| {
+        Ok(lab.node_a.ip(&format!(
+            "route replace {} via {} dev vx1 onlink",
+            lab.plan.pods_b(),
+            lab.plan.tunnel().1
+        ))?)
+    })
+    .prepared_by(|lab| {
+        add_tunnel_without_counterpart(
+            &lab.node_a,
+            &format!("id {VNI} dstport 8472"),
+            lab.plan.uplink_a().0,
+            lab.plan.uplink_b().0,
+            lab.plan.tunnel().1,
+        )
+    })
+    .must_show(Views {
+        full: dropped,
+        server_node: dropped,
+        client_node: SYN_LEFT_NODE_A,
+    })
+}
+
 /// `vx1`, which the other node has no counterpart of.
-fn add_tunnel_of_another_vni(
+fn add_tunnel_without_counterpart(
     node: &Netns,
+    tunnel: &str,
     local: IpAddr,
     remote: IpAddr,
     gateway: IpAddr,
 ) -> Result<()> {
     Ok(node.ip(&format!(
-        "link add vx1 mtu 1450 type vxlan id {} dstport 4789 local {local} remote {remote} nolearning\n\
+        "link add vx1 mtu 1450 type vxlan {tunnel} local {local} remote {remote} nolearning\n\
          link set vx1 up\n\
-         neighbour replace {gateway} lladdr 02:00:00:00:00:0c dev vx1 nud permanent",
-        VNI + 1
+         neighbour replace {gateway} lladdr 02:00:00:00:00:0c dev vx1 nud permanent"
     ))?)
 }
 

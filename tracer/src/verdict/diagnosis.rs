@@ -215,16 +215,16 @@ impl Trace<'_> {
 }
 
 fn code(trace: &Trace<'_>, sighting: &Sighting, devices: &Devices) -> CauseCode {
-    by_reason(trace, sighting).unwrap_or_else(|| by_function(trace, sighting, devices))
+    by_reason(trace).unwrap_or_else(|| by_function(trace, sighting, devices))
 }
 
-fn by_reason(trace: &Trace<'_>, sighting: &Sighting) -> Option<CauseCode> {
+fn by_reason(trace: &Trace<'_>) -> Option<CauseCode> {
     Some(match trace.reason() {
         "NETFILTER_DROP" => CauseCode::Netfilter,
         "IP_RPFILTER" => CauseCode::RpFilter,
-        "NO_SOCKET" if sighting.tunnels.is_empty() => CauseCode::NoListener,
-        // A tunnel's datagram to a port on which no tunnel device listens.
-        "NO_SOCKET" | "VXLAN_VNI_NOT_FOUND" => CauseCode::UnknownVni,
+        // Inside a tunnel header it is the tunnel's UDP port on which nobody listens.
+        "NO_SOCKET" => CauseCode::NoListener,
+        "VXLAN_VNI_NOT_FOUND" => CauseCode::UnknownVni,
         "NEIGH_FAILED" | "NEIGH_CREATEFAIL" | "NEIGH_QUEUEFULL" | "NEIGH_DEAD" => {
             CauseCode::NeighbourUnresolved
         }
@@ -321,7 +321,13 @@ fn phrase(code: CauseCode, trace: &Trace<'_>, sighting: &Sighting) -> String {
             None => "by a netfilter rule".to_owned(),
         },
         CauseCode::RpFilter => "by reverse path filtering (rp_filter)".to_owned(),
-        CauseCode::NoListener => format!("because no socket takes {}", sighting.tuple.dst),
+        CauseCode::NoListener => match sighting.tunnels.first().map(|tunnel| tunnel.udp_port) {
+            Some(Some(port)) => {
+                format!("because no tunnel device there listens on UDP port {port}")
+            }
+            Some(None) => "because no tunnel device there takes it".to_owned(),
+            None => format!("because no socket takes {}", sighting.tuple.dst),
+        },
         CauseCode::UnknownVni => match vni() {
             Some(vni) => format!("because no tunnel device there takes VNI {vni}"),
             None => "because no tunnel device there takes it".to_owned(),
@@ -401,12 +407,11 @@ pub fn next(
             src.ip(),
             device.unwrap_or("the one above"),
         ),
+        CauseCode::NoListener if !sighting.tunnels.is_empty() => compare_tunnels(ns),
         CauseCode::NoListener | CauseCode::Rejected => {
             format!("`{ns}ss -ltnp 'sport = {}'`", dst.port())
         }
-        CauseCode::UnknownVni => format!(
-            "`{ns}ip -d link show type vxlan`, and the same on the sender: their VNIs and ports must agree"
-        ),
+        CauseCode::UnknownVni => compare_tunnels(ns),
         CauseCode::NeighbourUnresolved => format!(
             "`{ns}ip neigh show to {}`; `{ns}ip route get {}`",
             dst.ip(),
@@ -414,9 +419,8 @@ pub fn next(
         ),
         CauseCode::WrongMac => format!(
             "`{ns}ip link show {}`, and `ip neigh` on the sender",
-            device.unwrap_or("")
-        )
-        .replace(" `", "`"),
+            device.unwrap_or("DEV")
+        ),
         CauseCode::Ttl => format!(
             "`{ns}ip route get {}`, and the same on the next hop: does it route it back?",
             dst.ip()
@@ -443,4 +447,10 @@ pub fn next(
         }
         _ => return None,
     })
+}
+
+fn compare_tunnels(ns: &str) -> String {
+    format!(
+        "`{ns}ip -d link show type vxlan`, and the same on the sender: their VNIs and ports must agree"
+    )
 }

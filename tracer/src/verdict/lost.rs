@@ -174,7 +174,7 @@ fn not_answered<'a>(
         Some(cause) => next_of(at, cause, scene),
         None => Some(format!(
             "`{ns}ss -ltnp 'sport = {}'`; `{ns}nstat -az | grep -i -e listen -e reqq`",
-            flow.server.port()
+            at.tuple.dst.port()
         )),
     };
     Finding {
