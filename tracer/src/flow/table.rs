@@ -11,6 +11,8 @@ pub const FLOWS_MAX: usize = 65_536;
 pub const SIGHTINGS_MAX: usize = 1_024;
 /// The most sightings that all flows keep together (about 200 bytes each).
 pub const SIGHTINGS_TOTAL_MAX: usize = 2_000_000;
+/// The most addresses that one connection's packets are known by: each translator adds one or two.
+const TUPLES_MAX: usize = 64;
 /// How many skbs are remembered while they may still be translated.
 const ALIVE_MAX: usize = 16_384;
 /// How long an skb may wait (in a queue, for a neighbour) between two sightings and still be the same packet.
@@ -34,7 +36,7 @@ pub struct FlowEvents {
 pub struct FlowGroup<'a> {
     key: FlowKey,
     events: Vec<&'a FlowEvents>,
-    translations: Vec<(FiveTuple, FiveTuple)>,
+    translations: HashMap<FiveTuple, Vec<FiveTuple>>,
 }
 
 impl<'a> FlowGroup<'a> {
@@ -53,24 +55,22 @@ impl<'a> FlowGroup<'a> {
         self.events.iter().flat_map(|events| &events.sockets)
     }
 
-    /// Adds to some addresses of packets all that packets of the same direction were translated to or from.
+    /// Adds to some addresses of packets all that packets of the same direction were translated to or from, as far as
+    /// [`TUPLES_MAX`].
     pub fn spread(&self, tuples: &mut Vec<FiveTuple>) {
-        loop {
-            let before = tuples.len();
-            for (one, other) in &self.translations {
-                for (known, new) in [
-                    (*one, *other),
-                    (*other, *one),
-                    (one.reversed(), other.reversed()),
-                    (other.reversed(), one.reversed()),
-                ] {
-                    if tuples.contains(&known) && !tuples.contains(&new) {
-                        tuples.push(new);
-                    }
+        let mut next = 0;
+        while let Some(known) = tuples.get(next).copied() {
+            next += 1;
+            let there = self.translations.get(&known).into_iter().flatten();
+            let back = self.translations.get(&known.reversed());
+            let back = back.into_iter().flatten().map(|tuple| tuple.reversed());
+            for new in there.copied().chain(back) {
+                if tuples.len() >= TUPLES_MAX {
+                    return;
                 }
-            }
-            if tuples.len() == before {
-                return;
+                if !tuples.contains(&new) {
+                    tuples.push(new);
+                }
             }
         }
     }
@@ -156,12 +156,17 @@ impl FlowTable {
         }
     }
 
-    fn root_of(&self, mut key: FlowKey) -> FlowKey {
+    /// The smallest key of the flow. What was asked is remembered, so that no chain is walked twice.
+    fn root_of(&mut self, key: FlowKey) -> FlowKey {
+        let mut root = key;
         // Each step leads to a smaller key, so it ends.
-        while let Some(other) = self.same_flow.get(&key) {
-            key = *other;
+        while let Some(other) = self.same_flow.get(&root) {
+            root = *other;
         }
-        key
+        if root != key {
+            self.same_flow.insert(key, root);
+        }
+        root
     }
 
     /// Files a driver's refusal with the transmission that it answers; a refusal of a packet that was not selected is nobody's.
@@ -223,20 +228,33 @@ impl FlowTable {
 
     /// Every flow with all its five-tuples, in a fixed order.
     pub fn groups(&self) -> impl Iterator<Item = FlowGroup<'_>> {
+        let mut roots: HashMap<FlowKey, FlowKey> = HashMap::new();
         let mut groups: BTreeMap<FlowKey, FlowGroup<'_>> = BTreeMap::new();
         for (key, events) in &self.flows {
-            let key = self.root_of(*key);
-            let group = groups.entry(key).or_insert_with(|| FlowGroup {
-                key,
+            // Smaller keys came before, and know their root.
+            let mut root = *key;
+            while let Some(other) = self.same_flow.get(&root) {
+                root = *other;
+                if let Some(known) = roots.get(&root) {
+                    root = *known;
+                    break;
+                }
+            }
+            roots.insert(*key, root);
+            let group = groups.entry(root).or_insert_with(|| FlowGroup {
+                key: root,
                 events: Vec::new(),
-                translations: Vec::new(),
+                translations: HashMap::new(),
             });
             group.events.push(events);
         }
-        for translation in &self.translations {
+        for (one, other) in &self.translations {
             // What was translated while the table was full has no group.
-            if let Some(group) = groups.get_mut(&self.root_of(translation.0.key())) {
-                group.translations.push(*translation);
+            let root = roots.get(&one.key());
+            if let Some(group) = root.and_then(|root| groups.get_mut(root)) {
+                let known = &mut group.translations;
+                known.entry(*one).or_default().push(*other);
+                known.entry(*other).or_default().push(*one);
             }
         }
         groups.into_values()
@@ -244,10 +262,9 @@ impl FlowTable {
 
     /// Forgets these flows with all their five-tuples: what a live view has no more use for.
     pub fn forget(&mut self, groups: &BTreeSet<FlowKey>) {
-        let gone: Vec<FlowKey> = self
-            .flows
-            .keys()
-            .copied()
+        let keys: Vec<FlowKey> = self.flows.keys().copied().collect();
+        let gone: Vec<FlowKey> = keys
+            .into_iter()
             .filter(|key| groups.contains(&self.root_of(*key)))
             .collect();
         for key in gone {
