@@ -65,12 +65,12 @@ fn translate(lab: &Topology, backend: SocketAddr, masquerade: bool) -> Result<()
 impl Connection {
     /// One flow and one verdict, whatever half of the connection the filter names.
     fn must_show(self, expected: Expected) -> Result<()> {
-        self.must_show_each([expected; 4])
+        self.must_show_each(&[expected; 4])
     }
 
     /// Makes it under four tracers that see the whole lab, and holds their reports against what is expected with a
     /// filter for the service, for the pod, for the backend, and with none.
-    fn must_show_each(self, expected: [Expected; 4]) -> Result<()> {
+    fn must_show_each(self, expected: &[Expected; 4]) -> Result<()> {
         with_lab(self.family, |lab| {
             let plan = lab.plan;
             let backend = (self.backend)(plan);
@@ -120,7 +120,7 @@ impl Connection {
             let mut wrong = Vec::new();
             for ((name, tracer), expected) in tracers.into_iter().zip(expected) {
                 let run = tracer.interrupt()?;
-                for difference in differences(&run, &[(client, expected)])? {
+                for difference in differences(&run, &[(client, *expected)])? {
                     wrong.push(format!("{name}: {difference}"));
                 }
                 let report = run.report()?;
@@ -346,7 +346,7 @@ fn answered_from_the_node_itself() -> Result<()> {
         from_node: true,
         ..HEALTHY
     }
-    .must_show_each([inconclusive(), unseen(), answered(), answered()])
+    .must_show_each(&[inconclusive(), unseen(), answered(), answered()])
 }
 
 #[test]
@@ -360,5 +360,5 @@ fn synack_dropped_on_its_way_to_the_node_itself() -> Result<()> {
         ends: Ends::TimedOut,
         ..HEALTHY
     }
-    .must_show_each([unseen(), unseen(), dropped, dropped])
+    .must_show_each(&[unseen(), unseen(), dropped, dropped])
 }

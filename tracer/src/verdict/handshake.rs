@@ -46,7 +46,8 @@ pub fn judge<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Judgement<'a> {
     conclude(finding, losses, is_final)
 }
 
-/// The request came before the trace: nothing about the handshake can be proven.
+/// The request was not seen, since it came before the trace or had other addresses: nothing about the handshake can be
+/// proven.
 fn unseen<'a>(flow: &Flow<'a>) -> Finding<'a> {
     let answers = |end: u32, later: &Sighting| {
         later.segment.flags.has(TcpFlags::ACK)
@@ -72,15 +73,14 @@ fn unseen<'a>(flow: &Flow<'a>) -> Finding<'a> {
         return Finding::new(
             VerdictCode::Answered,
             Confidence::Inferred,
-            "answered: the connection was there before the trace, and its data is acknowledged"
+            "answered: the request was not seen, but what the connection carries is acknowledged"
                 .to_owned(),
         );
     }
     Finding {
         next: Some("start the trace before the client connects".to_owned()),
         ..Finding::inconclusive(
-            "inconclusive: the request came before the trace, and nothing seen since answers it"
-                .to_owned(),
+            "inconclusive: the request was not seen, and nothing seen since answers it".to_owned(),
         )
     }
 }
