@@ -133,7 +133,10 @@ impl<'a> Scene<'a> {
             .request
             .last()
             .map_or(0, |request| request.first().time_ns);
-        (first + ANSWER_AFTER_FIRST_NS).max(latest + ANSWER_AFTER_LATEST_NS)
+        // The times may be a hostile capture's.
+        first
+            .saturating_add(ANSWER_AFTER_FIRST_NS)
+            .max(latest.saturating_add(ANSWER_AFTER_LATEST_NS))
     }
 }
 

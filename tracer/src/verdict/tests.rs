@@ -1376,3 +1376,17 @@ fn what_ran_when_the_queues_were_run_is_no_cause() {
         },
     );
 }
+
+#[test]
+fn a_time_at_the_end_of_all_times_is_no_panic() {
+    let mut story = Story::whole();
+    story.syn(0, &THERE[..1]);
+    let group = story.analysis.flows.groups().next().expect("a flow");
+    let seen = group.sightings().next().expect("a sighting").clone();
+    story.analysis.flows.push(Sighting {
+        time_ns: u64::MAX,
+        segment: syn(1_000),
+        ..seen
+    });
+    story.check(VerdictCode::Inconclusive, Confidence::Inconclusive, |_| {});
+}
