@@ -76,6 +76,7 @@ fn main() -> Result<()> {
         names.join(", ")
     );
     let table = sandbox::run(|| -> Result<Table> {
+        network::go_first()?;
         tools::mount_tracefs()?;
         let bench = Bench {
             pair: Pair::build()?,

@@ -38,9 +38,9 @@ pub fn measure(bench: &Bench, table: &mut Table) -> Result<()> {
     let kept = report.flows.len();
     let grown = after.saturating_sub(before);
     table.plain(
-        "memory beyond the ring, 100,000 flows of a SYN and a RST",
+        "memory beyond the ring, 100,000 attempts of a SYN and a RST",
         &format!(
-            "{} MiB, of which {} MiB from the start; {kept} flows kept, {} events did not fit into the table, {} into the ring",
+            "{} MiB, of which {} MiB from the start; {kept} attempts kept, {} events did not fit into the table, {} into the ring",
             after / 1024,
             before / 1024,
             report.ledger.table_full,
@@ -48,11 +48,11 @@ pub fn measure(bench: &Bench, table: &mut Table) -> Result<()> {
         ),
     );
     table.plain(
-        "… per flow that was kept",
+        "… per attempt that was kept",
         &format!("{} bytes", grown * 1024 / u64::try_from(kept.max(1))?),
     );
     table.plain(
-        "CPU of the tracer while nothing happens, with those flows",
+        "CPU of the tracer while nothing happens, with those attempts",
         &format!("{}.{:02} %", idle / 10_000_000, idle / 100_000 % 100),
     );
     Ok(())

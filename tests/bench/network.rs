@@ -1,14 +1,13 @@
 //! Two namespaces joined by a veth, and the traffic between them. The measured work is pinned to one CPU, and the
 //! tools to the other.
 
-use std::io::{self, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::process::{Command, ExitStatus, Stdio};
-use std::sync::OnceLock;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::{Pid, gettid};
 use tracer::lab::{LabError, Netns};
@@ -183,7 +182,7 @@ pub fn round_trips(pair: &Pair, listener: &TcpListener, during: Duration) -> Res
     })
 }
 
-/// Runs the measured work on its CPU, before everything else that wants it.
+/// Runs the measured work on its CPU.
 pub fn at_work<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     thread::scope(|scope| {
         join(scope.spawn(|| {
@@ -203,38 +202,19 @@ fn join<T>(thread: thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
 fn take(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu)?;
-    sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("pinning to CPU {cpu}"))?;
-    go_first()
+    sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("pinning to CPU {cpu}"))
 }
 
-/// Gives this thread the real-time priority that the tools on the other CPU have as well: others' work is kept out
-/// of what is measured, and none of the measured keeps another from running when it waits.
-fn go_first() -> Result<()> {
-    if has_priority() {
-        let thread = gettid().to_string();
-        let status = chrt(&["--pid", "1", &thread]).context("running chrt")?;
-        ensure!(status.success(), "chrt ended with {status}");
-    }
-    Ok(())
-}
-
-/// Whether real-time priorities are to be had here.
-pub fn has_priority() -> bool {
-    static HAS: OnceLock<bool> = OnceLock::new();
-    *HAS.get_or_init(|| {
-        let has = chrt(&["1", "true"]).is_ok_and(|status| status.success());
-        if !has {
-            crate::progress("no real-time priority here, so others' work is measured as well");
-        }
-        has
-    })
-}
-
-fn chrt(arguments: &[&str]) -> io::Result<ExitStatus> {
-    Command::new("chrt")
-        .arg("--fifo")
-        .args(arguments)
-        .stdout(Stdio::null())
+/// Gives this thread, and every thread and tool that it starts from now on, one real-time priority: others' work is
+/// kept out of what is measured, and none of the measured keeps another from running when it waits.
+pub fn go_first() -> Result<()> {
+    let status = Command::new("chrt")
+        .args(["--fifo", "--pid", "1", &gettid().to_string()])
         .stderr(Stdio::null())
         .status()
+        .context("running chrt")?;
+    if !status.success() {
+        crate::progress("no real-time priority here, so others' work is measured as well");
+    }
+    Ok(())
 }

@@ -16,7 +16,7 @@ use serde::de::IgnoredAny;
 use tracer::lab::mortal;
 use tracer_tests::binary;
 
-use crate::network::{Pair, TOOL_CPU, has_priority};
+use crate::network::{Pair, TOOL_CPU};
 
 /// Longer than any of them needs.
 const AT_MOST: Duration = Duration::from_secs(30);
@@ -35,13 +35,13 @@ pub enum Tool {
     Tracer(&'static [&'static str]),
     /// `tcpdump -w /dev/null` on the server's device.
     Tcpdump,
-    /// bpftrace with a probe that does nothing on each tracepoint of our packets.
+    /// bpftrace with a probe that does nothing on each of tracer's tracepoints for packets.
     EmptyBpftrace,
     /// bpftrace with a counter on each of them.
     CountingBpftrace,
 }
 
-/// The tracepoints that tracer attaches to and that a datagram's way touches.
+/// The tracepoints that tracer attaches to for packets of every kind.
 const TRACEPOINTS: &[&str] = &[
     "net:net_dev_start_xmit",
     "net:net_dev_xmit",
@@ -91,9 +91,6 @@ impl Tool {
         if pinned {
             let cpu = TOOL_CPU.to_string();
             line.extend(["taskset", "-c", &cpu].map(str::to_owned));
-            if has_priority() {
-                line.extend(["chrt", "--fifo", "1"].map(str::to_owned));
-            }
         }
         line.extend(words);
         let mut command = mortal(&line[0]);

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -29,10 +30,12 @@ pub fn measure(bench: &Bench, table: &mut Table) -> Result<()> {
         "10.201.77.2",
     ]));
     let (mut known, mut gone) = (Vec::new(), Vec::new());
-    for _ in 0..bench.rounds {
+    for round in 0..bench.rounds {
         let Some(running) = Tool::Tracer(arguments).start_anywhere(&bench.pair)? else {
             continue;
         };
+        // The tracer looks every 100 ms: the event comes at another moment between two looks in every round.
+        thread::sleep(Duration::from_millis(100 + (37 * round as u64) % 100));
         let refused = bench
             .pair
             .client
