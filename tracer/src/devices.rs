@@ -94,6 +94,13 @@ impl Devices {
                 && other.underlay_ifindex == Some(id.ifindex)
                 && hides_delivery_kind(&other.kind)
         };
+        // A pod's macvlan lies on a device of another namespace, which its record does not name: it may be this one.
+        let below_a_pods_hider = |other: &Device| {
+            device.kind == "physical"
+                && other.underlay_ifindex.is_none()
+                && hides_delivery_kind(&other.kind)
+                && !matches!(other.kind.as_str(), "bond" | "team")
+        };
         let port_of_a_hider = device
             .master_ifindex
             .and_then(|ifindex| {
@@ -103,7 +110,11 @@ impl Devices {
                 })
             })
             .is_some_and(|master| hides_delivery_kind(&master.kind));
-        port_of_a_hider || self.by_id.values().any(below_a_hider)
+        port_of_a_hider
+            || self
+                .by_id
+                .values()
+                .any(|other| below_a_hider(other) || below_a_pods_hider(other))
     }
 
     /// Where a packet goes that the device transmits, as far as the view reaches.
@@ -221,6 +232,19 @@ mod tests {
         let mut vlan = device(A, 3, "vlan", None);
         vlan.underlay_ifindex = Some(2);
         devices.push(&vlan);
+        assert!(devices.hides_delivery(id));
+    }
+
+    #[test]
+    fn a_device_below_a_pods_macvlan_hides_delivery() {
+        let mut devices = Devices::default();
+        devices.push(&device(A, 20, "physical", None));
+        let id = DeviceId {
+            netns: A,
+            ifindex: 20,
+        };
+        assert!(!devices.hides_delivery(id));
+        devices.push(&device(B, 2, "macvlan", None));
         assert!(devices.hides_delivery(id));
     }
 
