@@ -154,9 +154,9 @@ fn not_answered<'a>(
     scene: &Scene<'_>,
 ) -> Finding<'a> {
     let cause = at.netns.and_then(|netns| silent_cause(netns, flow, scene));
-    let why = cause
-        .as_ref()
-        .map_or_else(String::new, |cause| format!(": {}", cause.phrase));
+    let why = cause.as_ref().map_or_else(String::new, |cause| {
+        format!(", perhaps because {}", cause.phrase)
+    });
     let finding = Finding::new(
         VerdictCode::RequestNotAnswered,
         Confidence::Inferred,
