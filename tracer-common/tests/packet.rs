@@ -8,9 +8,9 @@ use proptest::{collection::vec, prelude::*};
 use tracer_common::{
     event::HEADER_BYTES_MAX,
     packet::{
-        FLAG_FIRST_FRAGMENT, FLAG_LATER_FRAGMENT, FLAG_PORTS, FLAG_TRANSPORT, Frame, IpProto,
-        Layer, Packet, SCRATCH_BYTES, Scratch, Start, Status, TCP_ACK, TCP_SYN, TcpOptions, Tunnel,
-        TunnelPorts, parse, tcp_options,
+        DnsHeader, FLAG_FIRST_FRAGMENT, FLAG_LATER_FRAGMENT, FLAG_PORTS, FLAG_TRANSPORT, Frame,
+        IpProto, Layer, Packet, SCRATCH_BYTES, Scratch, Start, Status, TCP_ACK, TCP_SYN,
+        TcpOptions, Tunnel, TunnelPorts, dns_header, parse, tcp_options,
     },
 };
 
@@ -433,6 +433,260 @@ fn an_echo_quotes_nothing() {
     assert!(packet.quoted().is_none());
 }
 
+/// An outer layer of each kind, and none.
+fn each_outer() -> Vec<Vec<(frames::Ip, u16, Encap)>> {
+    let node = ipv4(NODE_A, NODE_B);
+    let node_v6 = frames::Ip {
+        version: 6,
+        ..node.clone()
+    };
+    let geneve = Encap::Geneve {
+        vni: 813,
+        options: 2,
+        ethernet: true,
+    };
+    vec![
+        vec![],
+        vec![(node.clone(), 40000, Encap::Vxlan { vni: 4096 })],
+        vec![(node_v6, 40000, geneve)],
+        vec![(node, 40000, Encap::IpInIp)],
+    ]
+}
+
+/// Builds the packet over IPv4 and IPv6, in every tunnel and behind a VLAN tag, and checks how many bytes of its IP
+/// payload are headers.
+#[track_caller]
+fn check_headers_len(transport: &Transport, payload: &[u8], expected: usize) {
+    for (version, outer) in [4, 6].into_iter().zip(std::iter::repeat(each_outer())) {
+        for outer in outer {
+            for vlans in [vec![], vec![7, 8]] {
+                let spec = Spec {
+                    vlans,
+                    inner: frames::Ip {
+                        version,
+                        ..ipv4(CLIENT, SERVER)
+                    },
+                    payload: payload.to_vec(),
+                    ..spec(outer.clone(), transport.clone())
+                };
+                let built = build(&spec);
+                let packet = parse_ethernet(&built.bytes);
+                let captured = built.bytes.len().min(HEADER_BYTES_MAX) as u32;
+                let end = usize::from(
+                    built
+                        .layers
+                        .last()
+                        .expect("a frame has layers")
+                        .transport_offset,
+                ) + expected;
+                assert_eq!(packet.headers_len(captured) as usize, end, "{spec:?}");
+                assert_eq!(packet.headers_len(end as u32 - 1) as usize, end - 1);
+                assert_eq!(packet.headers_len(u32::MAX) as usize, end);
+                // What was left out is not missed: it parses the same.
+                assert_eq!(parse_ethernet(&built.bytes[..end]).layers(), built.layers);
+            }
+        }
+    }
+}
+
+fn udp(src: u16, dst: u16) -> Transport {
+    Transport::Udp { src, dst }
+}
+
+#[test]
+fn what_leaves_the_kernel_ends_with_the_transport_header() {
+    let payload = [0xaa; 100];
+    check_headers_len(&tcp(46596, 6379, TCP_ACK), &payload, 20);
+    check_headers_len(&udp(46596, 123), &payload, 8);
+    check_headers_len(&udp(46596, 123), &[], 8);
+    // Three words of options.
+    let options = Transport::Tcp {
+        src: 1,
+        dst: 2,
+        seq: 3,
+        ack: 4,
+        flags: TCP_SYN,
+        window: 5,
+        options: 3,
+    };
+    check_headers_len(&options, &payload, 32);
+    // A protocol without a parser has no header that is known to be one.
+    check_headers_len(&Transport::Other { protocol: 132 }, &payload, 0);
+}
+
+#[test]
+fn an_echo_leaves_the_kernel_with_its_identifier() {
+    for version in [4, 6] {
+        let kinds = if version == 4 { [8, 0] } else { [128, 129] };
+        for (kind, len) in kinds.into_iter().zip([0, 56]) {
+            let echo = Transport::Icmp {
+                kind,
+                code: 0,
+                rest: 0x0102_0003,
+            };
+            let ip = frames::Ip {
+                version,
+                ..ipv4(CLIENT, SERVER)
+            };
+            let built = frames::packet(&ip, &echo, &vec![0xaa; len]);
+            let packet = Packet::parse(&built.bytes, frame(Start::Ip, built.bytes.len()), &ports());
+            let end = packet.headers_len(built.bytes.len() as u32) as usize;
+            assert_eq!(end, built.bytes.len() - len);
+            let alone = Packet::parse(&built.bytes[..end], frame(Start::Ip, 0), &ports());
+            let layer = alone.inner().unwrap();
+            assert_eq!((layer.echo_id(), layer.echo_seq()), (0x0102, 3));
+            assert_eq!(layer.payload_len as usize, len);
+        }
+    }
+}
+
+#[test]
+fn a_dns_message_leaves_the_kernel_with_its_header_and_without_its_names() {
+    let payload = [0xaa; 100];
+    for (src, dst) in [(46596, 53), (53, 46596), (5353, 5353), (5353, 9)] {
+        check_headers_len(&udp(src, dst), &payload, 8 + 12);
+        // A datagram need not be a message.
+        check_headers_len(&udp(src, dst), &payload[..12], 8 + 12);
+        check_headers_len(&udp(src, dst), &payload[..5], 8 + 5);
+        check_headers_len(&udp(src, dst), &[], 8);
+    }
+    // DNS over TCP has its header in a stream, of which nothing is known.
+    check_headers_len(&tcp(46596, 53, TCP_ACK), &payload, 20);
+}
+
+#[test]
+fn what_an_icmp_error_quotes_leaves_the_kernel_without_its_payload() {
+    let quoted = |version, transport: &Transport| {
+        let ip = frames::Ip {
+            version,
+            ..ipv4(CLIENT, SERVER)
+        };
+        frames::packet(&ip, transport, &[0xaa; 60])
+    };
+    let echo = |version| Transport::Icmp {
+        kind: if version == 4 { 8 } else { 128 },
+        code: 0,
+        rest: 0x0102_0003,
+    };
+    for version in [4, 6] {
+        let unreachable = if version == 4 { 3 } else { 1 };
+        for (transport, expected) in [
+            (tcp(46596, 6379, TCP_ACK), 20),
+            (udp(46596, 123), 8),
+            (udp(46596, 53), 20),
+            (echo(version), 8),
+        ] {
+            let quoted = quoted(version, &transport);
+            for outer in each_outer() {
+                let spec = Spec {
+                    inner: frames::Ip {
+                        version,
+                        ..ipv4(NODE_B, CLIENT)
+                    },
+                    payload: quoted.bytes.clone(),
+                    ..spec(
+                        outer,
+                        Transport::Icmp {
+                            kind: unreachable,
+                            code: 1,
+                            rest: 0,
+                        },
+                    )
+                };
+                let bytes = build(&spec).bytes;
+                let packet = parse_ethernet(&bytes);
+                let captured = bytes.len().min(HEADER_BYTES_MAX) as u32;
+                let end = packet.headers_len(captured) as usize;
+                let found = packet.quoted().unwrap();
+                assert_eq!(
+                    end,
+                    usize::from(found.transport_offset) + expected,
+                    "{spec:?}"
+                );
+                assert_eq!(parse_ethernet(&bytes[..end]).quoted(), Some(found));
+            }
+        }
+        // A quote that is cut short is kept as it is.
+        let cut = quoted(version, &tcp(46596, 6379, TCP_ACK)).bytes;
+        let cut = &cut[..if version == 4 { 28 } else { 48 }];
+        let error = Transport::Icmp {
+            kind: unreachable,
+            code: 1,
+            rest: 0,
+        };
+        let spec = Spec {
+            inner: frames::Ip {
+                version,
+                ..ipv4(NODE_B, CLIENT)
+            },
+            payload: cut.to_vec(),
+            ..spec(vec![], error)
+        };
+        let bytes = build(&spec).bytes;
+        assert_eq!(
+            parse_ethernet(&bytes).headers_len(bytes.len() as u32),
+            bytes.len() as u32
+        );
+    }
+}
+
+#[test]
+fn a_quoted_tunnel_is_named_and_kept_whole() {
+    let tunnel = vec![(ipv4(NODE_A, NODE_B), 1, Encap::Vxlan { vni: 9 })];
+    let mut quoted = build(&spec(tunnel, tcp(1, 2, 0))).bytes;
+    quoted.drain(..14);
+    let error = Transport::Icmp {
+        kind: 3,
+        code: 4,
+        rest: 1400,
+    };
+    let bytes = frames::packet(&ipv4(NODE_B, NODE_A), &error, &quoted).bytes;
+    let packet = Packet::parse(&bytes, frame(Start::Ip, bytes.len()), &ports());
+    let found = packet.quoted().unwrap();
+    assert_eq!((found.tunnel, found.vni), (Tunnel::Vxlan, 9));
+    assert_eq!(packet.headers_len(bytes.len() as u32), bytes.len() as u32);
+}
+
+#[test]
+fn a_dns_header_pairs_an_answer_with_its_question() {
+    let message = |flags: u16| {
+        let mut bytes = vec![0x12, 0x34];
+        bytes.extend(flags.to_be_bytes());
+        bytes.extend([0, 1, 0, 0, 0, 0, 0, 0]);
+        bytes.extend(b"\x07example\x00\x00\x01\x00\x01");
+        bytes
+    };
+    let read = |transport: Transport, payload: &[u8], captured: usize| {
+        let built = frames::packet(&ipv4(CLIENT, SERVER), &transport, payload);
+        let bytes = &built.bytes[..captured.min(built.bytes.len())];
+        let packet = Packet::parse(bytes, frame(Start::Ip, built.bytes.len()), &ports());
+        dns_header(bytes, packet.inner().unwrap())
+    };
+    let question = DnsHeader {
+        id: 0x1234,
+        is_response: false,
+        opcode: 0,
+        response_code: 0,
+    };
+    assert_eq!(read(udp(46596, 53), &message(0x0100), 40), Some(question));
+    let answer = DnsHeader {
+        is_response: true,
+        response_code: 3,
+        ..question
+    };
+    assert_eq!(read(udp(53, 46596), &message(0x8183), 40), Some(answer));
+    let update = DnsHeader {
+        opcode: 5,
+        ..question
+    };
+    assert_eq!(read(udp(46596, 53), &message(0x2800), 40), Some(update));
+    // Nothing where it is no DNS by its ports, too short, or cut.
+    assert_eq!(read(udp(46596, 54), &message(0), 99), None);
+    assert_eq!(read(tcp(46596, 53, TCP_ACK), &message(0), 99), None);
+    assert_eq!(read(udp(46596, 53), &message(0)[..11], 99), None);
+    assert_eq!(read(udp(46596, 53), &message(0), 39), None);
+}
+
 #[test]
 fn options_of_a_syn() {
     let mut bytes = build(&spec(
@@ -653,8 +907,9 @@ proptest! {
         let start = if ip { Start::Ip } else { Start::Ethernet };
         let packet = Packet::parse(&bytes, frame(start, len_bytes), &ports());
         prop_assert_eq!(packet, parse_scratch(&bytes, start, len_bytes, garbage));
-        for layer in packet.layers() {
+        for layer in packet.layers().iter().chain(packet.quoted()) {
             tcp_options(&bytes, layer);
+            dns_header(&bytes, layer);
         }
     }
 
@@ -671,8 +926,9 @@ proptest! {
         }
         let packet = parse_ethernet(&bytes);
         prop_assert_eq!(packet, parse_scratch(&bytes, Start::Ethernet, bytes.len(), garbage));
-        for layer in packet.layers() {
+        for layer in packet.layers().iter().chain(packet.quoted()) {
             tcp_options(&bytes, layer);
+            dns_header(&bytes, layer);
         }
     }
 }

@@ -114,27 +114,3 @@ fn within_budget(packet: &Packet) -> bool {
     }
     true
 }
-
-/// How many of the captured bytes are headers of a packet that was parsed: up to the end of the innermost
-/// transport header. What this parser does not follow is kept whole.
-#[inline(always)]
-pub fn header_len(packet: &Packet, captured: u32) -> u32 {
-    if !matches!(packet.status, Status::Complete) {
-        return captured;
-    }
-    let Some(layer) = packet.flow() else {
-        return captured;
-    };
-    let end = if packet.has_quoted || !matches!(layer.tunnel, tracer_common::packet::Tunnel::None) {
-        // What an ICMP error quotes is short, and a tunnel without an inner layer carries no IP.
-        captured
-    } else if layer.payload_len == 0 && !layer.has(FLAG_PORTS) && !layer.is_icmp() {
-        u32::from(layer.transport_offset)
-    } else {
-        // The IP packet less its payload.
-        u32::from(layer.offset)
-            .wrapping_add(layer.packet_len)
-            .wrapping_sub(layer.payload_len)
-    };
-    if end > captured { captured } else { end }
-}

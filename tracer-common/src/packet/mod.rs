@@ -6,6 +6,8 @@
 //! answers `None` beyond the captured bytes, nothing can panic, nothing is recursive, and every loop is short.
 //! What is hostile or cut short yields fewer fields, never wrong ones.
 
+mod dns;
+mod extent;
 mod hash;
 mod ip;
 mod layer;
@@ -15,6 +17,7 @@ mod reader;
 mod transport;
 mod tunnel;
 
+pub use dns::{DnsHeader, dns_header, is_dns};
 pub(crate) use hash::halves;
 pub use layer::{
     FLAG_DONT_FRAGMENT, FLAG_FIRST_FRAGMENT, FLAG_LATER_FRAGMENT, FLAG_PORTS, FLAG_TRANSPORT,
@@ -88,7 +91,8 @@ pub enum Status {
 pub struct Packet {
     /// The IP headers, outermost first; only the first `count` are valid.
     pub layers: [Layer; LAYERS_MAX],
-    /// What an ICMP error quotes, valid where `has_quoted`. Its transport header is often cut after eight bytes.
+    /// What an ICMP error quotes, valid where `has_quoted`. Its transport header is often cut after eight bytes. A tunnel
+    /// that it carries is named, but not entered.
     pub quoted: Layer,
     /// The EtherType behind the VLAN tags of the innermost link header, or that of the IP version where the
     /// bytes begin with an IP header.
@@ -204,7 +208,7 @@ pub fn parse<R: Reader>(reader: &R, frame: Frame, ports: &TunnelPorts, out: &mut
     let mut status = walk(reader, frame.len_bytes, ports, out);
     let (reader, out) = reload(reader, out);
     if matches!(status, Status::Complete) && out.next == Next::Nothing {
-        quote(reader, out);
+        quote(reader, ports, out);
     } else if matches!(status, Status::Complete) {
         status = Status::TooDeep;
     }
@@ -256,7 +260,7 @@ fn walk<R: Reader>(reader: &R, len_bytes: u32, ports: &TunnelPorts, out: &mut Pa
 
 /// Reads what an ICMP error quotes, where the innermost layer is one.
 #[inline(always)]
-fn quote<R: Reader>(reader: &R, out: &mut Packet) {
+fn quote<R: Reader>(reader: &R, ports: &TunnelPorts, out: &mut Packet) {
     let Some(error) = out.inner().filter(|layer| layer.is_icmp_error()) else {
         return;
     };
@@ -269,8 +273,13 @@ fn quote<R: Reader>(reader: &R, out: &mut Packet) {
     out.next = next;
     let (reader, out) = reload(reader, out);
     // A quote that is cut short is the rule, and no fault of the packet.
-    ip::parse(reader, 0, out.next_offset, out.next, &mut out.quoted);
+    let status = ip::parse(reader, 0, out.next_offset, out.next, &mut out.quoted);
     out.has_quoted = out.quoted.version != 0;
+    let (reader, out) = reload(reader, out);
+    if matches!(status, Status::Complete) {
+        let at = out.quoted.transport_offset;
+        tunnel::parse(reader, ports, &mut out.quoted, at, &mut out.next_offset);
+    }
 }
 
 /// Makes the compiler read the bytes and `place` again instead of remembering in registers what it read or wrote.

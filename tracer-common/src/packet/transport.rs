@@ -6,8 +6,9 @@ use super::{FLAG_PORTS, FLAG_TRANSPORT, Layer, Reader, Status};
 
 /// The length of an ICMP and of an ICMPv6 header.
 pub(super) const ICMP_LEN: usize = Icmpv4Hdr::LEN;
+/// The length of a UDP header.
+pub(super) const UDP_LEN: u32 = UdpHdr::LEN as u32;
 const TCP_LEN: u32 = TcpHdr::LEN as u32;
-const UDP_LEN: u32 = UdpHdr::LEN as u32;
 
 const TCP: u8 = IpProto::Tcp as u8;
 const UDP: u8 = IpProto::Udp as u8;

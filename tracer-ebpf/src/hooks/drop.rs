@@ -15,7 +15,7 @@ use super::report;
 use crate::{
     config::config,
     emit::{header, with_scratch},
-    filter::{admits, header_len, watches},
+    filter::{admits, watches},
     maps::count,
     skb::{Place, SkBuff},
 };
@@ -60,7 +60,7 @@ fn dropped(ctx: &BtfTracePointContext, reason: u32) {
         let Some(place) = watched_place(skb) else {
             return;
         };
-        let len = header_len(&scratch.packet, scratch.captured.len as u32);
+        let len = scratch.packet.headers_len(scratch.captured.len as u32);
         let record = scratch.record::<DropRecord>();
         // SAFETY: the record lies in the scratch space, which is ours; the helper writes no more than it is told.
         unsafe {

@@ -9,7 +9,7 @@ use tracer_common::event::{Kind, PacketRecord};
 
 use crate::{
     emit::{header, with_scratch},
-    filter::{admits, header_len},
+    filter::admits,
     skb::{Place, SkBuff, Window},
 };
 
@@ -23,7 +23,7 @@ fn report(kind: Kind, skb: SkBuff, window: &Window, place: impl FnOnce() -> Opti
         let Some(place) = place() else {
             return;
         };
-        let len = header_len(&scratch.packet, scratch.captured.len as u32);
+        let len = scratch.packet.headers_len(scratch.captured.len as u32);
         let record = PacketRecord {
             header: header(kind, &place),
             skb: skb.info(window, len as u16),
