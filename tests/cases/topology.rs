@@ -44,6 +44,7 @@ fn device(netns: (NetnsId, &str), ifindex: u32, name: &str, kind: &str) -> Devic
         vni: None,
         udp_port: None,
         underlay_ifindex: None,
+        underlay_netns: None,
         addrs: Vec::new(),
         removed: false,
     }
@@ -179,9 +180,11 @@ fn every_field_of_every_device_is_as_the_kernel_has_it() -> Result<()> {
                 peer: Some(id(a_id, 2)),
                 ..device(b, 2, "far", "veth")
             },
-            // The device below is in another namespace, where its number would mean another device.
+            // The device below is in another namespace.
             Device {
                 mac: Some(mac(8)),
+                underlay_ifindex: Some(5),
+                underlay_netns: Some(a_id),
                 ..down(device(b, 3, "mv", "macvlan"))
             },
         ];

@@ -120,7 +120,7 @@ impl Confidence {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PacketKind {
-    /// The request came before the trace.
+    /// The request was not seen: it came before the trace, or past it.
     Unseen,
     /// A TCP SYN.
     Syn,

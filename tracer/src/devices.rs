@@ -89,17 +89,10 @@ impl Devices {
         if hides_delivery_kind(&device.kind) {
             return true;
         }
-        let below_a_hider = |other: &Device| {
-            other.id.netns == id.netns
-                && other.underlay_ifindex == Some(id.ifindex)
-                && hides_delivery_kind(&other.kind)
-        };
-        // A pod's macvlan lies on a device of another namespace, which its record does not name: it may be this one.
-        let below_a_pods_hider = |other: &Device| {
-            device.kind == "physical"
-                && other.underlay_ifindex.is_none()
-                && hides_delivery_kind(&other.kind)
-                && !matches!(other.kind.as_str(), "bond" | "team")
+        let is_below = |other: &Device| match other.underlay() {
+            Some(underlay) => underlay == id,
+            // Every one but a bond lies on a device. Where that is in a namespace that is not known, it may be this one.
+            None => device.kind != "loopback" && !matches!(other.kind.as_str(), "bond" | "team"),
         };
         let port_of_a_hider = device
             .master_ifindex
@@ -114,7 +107,7 @@ impl Devices {
             || self
                 .by_id
                 .values()
-                .any(|other| below_a_hider(other) || below_a_pods_hider(other))
+                .any(|other| hides_delivery_kind(&other.kind) && is_below(other))
     }
 
     /// Where a packet goes that the device transmits, as far as the view reaches.
@@ -195,6 +188,7 @@ mod tests {
             vni: None,
             udp_port: None,
             underlay_ifindex: None,
+            underlay_netns: None,
             addrs: Vec::new(),
             removed: false,
         }
@@ -246,6 +240,20 @@ mod tests {
         assert!(!devices.hides_delivery(id));
         devices.push(&device(B, 2, "macvlan", None));
         assert!(devices.hides_delivery(id));
+    }
+
+    #[test]
+    fn a_veth_below_a_pods_macvlan_hides_delivery_and_no_other_veth_does() {
+        let mut devices = Devices::default();
+        let id = |ifindex| DeviceId { netns: A, ifindex };
+        devices.push(&device(A, 2, "veth", None));
+        devices.push(&device(A, 3, "veth", None));
+        let mut macvlan = device(B, 2, "macvlan", None);
+        macvlan.underlay_ifindex = Some(3);
+        macvlan.underlay_netns = Some(A);
+        devices.push(&macvlan);
+        assert!(!devices.hides_delivery(id(2)));
+        assert!(devices.hides_delivery(id(3)));
     }
 
     #[test]

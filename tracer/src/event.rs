@@ -221,6 +221,13 @@ const BEGINNINGS: [&str; 6] = [
 ];
 
 impl Death {
+    /// Whether the kernel says why.
+    pub fn has_reason(&self) -> bool {
+        self.reason
+            .as_deref()
+            .is_some_and(|reason| !matches!(reason, "" | "NOT_SPECIFIED"))
+    }
+
     /// The callers that worked on this packet, nearest first.
     pub fn own_callers(&self) -> &[Symbol] {
         let begins = |symbol: &Symbol| BEGINNINGS.contains(&symbol.plain_name());

@@ -152,15 +152,28 @@ pub struct Device {
     /// The UDP port that a VXLAN or Geneve device receives on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub udp_port: Option<u16>,
-    /// The device below (VLAN, macvlan, a tunnel bound to a device); `None` where it is in another namespace.
+    /// The device below (VLAN, macvlan, a tunnel bound to a device); `None` where it is in a namespace that is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub underlay_ifindex: Option<u32>,
+    /// The namespace of the device below, where it is another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub underlay_netns: Option<NetnsId>,
     /// The addresses on it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addrs: Vec<IpAddr>,
     /// The device is gone from now on.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub removed: bool,
+}
+
+impl Device {
+    /// The device below, where it is known.
+    pub fn underlay(&self) -> Option<DeviceId> {
+        Some(DeviceId {
+            netns: self.underlay_netns.unwrap_or(self.id.netns),
+            ifindex: self.underlay_ifindex?,
+        })
+    }
 }
 
 /// Something that a verdict may use and that no event carries.

@@ -257,6 +257,7 @@ mod tests {
             vni: None,
             udp_port: None,
             underlay_ifindex: None,
+            underlay_netns: None,
             addrs: Vec::new(),
             removed: false,
         }

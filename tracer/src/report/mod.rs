@@ -281,6 +281,8 @@ pub struct Device {
     pub vni: Option<u32>,
     /// The device below.
     pub underlay_ifindex: Option<u32>,
+    /// The inode number of the namespace that the device below is in, if not in this device's.
+    pub underlay_netns: Option<u32>,
 }
 
 /// The other end of a veth.

@@ -15,7 +15,7 @@ use super::{Topology, links};
 const QUESTIONS_MAX: usize = 50_000;
 
 impl Topology {
-    /// Finds out which namespaces the veths name.
+    /// Finds out which namespaces the devices name.
     pub(super) fn resolve_peers(&mut self) {
         let mut wanted: HashMap<NetnsId, BTreeSet<i32>> = HashMap::new();
         for (netns, nsid) in self.table.take_unresolved() {

@@ -63,7 +63,7 @@ pub(super) struct Table {
     nsids: HashMap<(NetnsId, i32), NetnsId>,
     /// Every claim, as (the device claimed, the claimer).
     claims: BTreeSet<(DeviceId, DeviceId)>,
-    /// The numbers that veths name and that wait to be resolved.
+    /// The numbers that devices name and that wait to be resolved.
     unresolved: BTreeSet<(NetnsId, i32)>,
     changed: BTreeSet<DeviceId>,
     /// The record that was last made of each device.
@@ -176,7 +176,6 @@ impl Table {
             return;
         }
         if let Some(nsid) = link.over_nsid
-            && link.has_peer()
             && !self.nsids.contains_key(&(id.netns, nsid))
         {
             self.unresolved.insert((id.netns, nsid));
@@ -293,7 +292,7 @@ impl Table {
         }
     }
 
-    /// The numbers by which a veth that was heard of since the last call names a namespace that is not known yet.
+    /// The numbers by which a device that was heard of since the last call names a namespace that is not known yet.
     pub(super) fn take_unresolved(&mut self) -> BTreeSet<(NetnsId, i32)> {
         mem::take(&mut self.unresolved)
     }
@@ -302,7 +301,7 @@ impl Table {
     pub(super) fn ask_again(&mut self) {
         let unresolved = self.devices.iter().filter_map(|(id, entry)| {
             let key = (id.netns, entry.link.over_nsid?);
-            (entry.link.has_peer() && !self.nsids.contains_key(&key)).then_some(key)
+            (!self.nsids.contains_key(&key)).then_some(key)
         });
         self.unresolved.extend(unresolved);
     }
@@ -310,6 +309,9 @@ impl Table {
     /// Learns that `netns` knows `other` by this number.
     pub(super) fn resolve(&mut self, netns: NetnsId, nsid: i32, other: NetnsId) {
         self.nsids.insert((netns, nsid), other);
+        let devices = self.devices.range(all_of(netns));
+        let named = devices.filter(|(_, entry)| entry.link.over_nsid == Some(nsid));
+        self.changed.extend(named.map(|(id, _)| *id));
     }
 
     /// Connects the veths of a namespace after what it names was resolved.
@@ -340,6 +342,10 @@ impl Table {
     fn record(&self, id: DeviceId) -> Option<Device> {
         let entry = self.devices.get(&id)?;
         let Entry { link, addrs, .. } = entry;
+        let underlay_ifindex = link.over_ifindex.filter(|_| !link.has_peer());
+        // The number of a device means nothing without its namespace.
+        let elsewhere = underlay_ifindex.and(link.over_nsid);
+        let underlay_netns = elsewhere.and_then(|nsid| self.nsids.get(&(id.netns, nsid)).copied());
         Some(Device {
             id,
             netns_name: self.names.get(&id.netns).cloned(),
@@ -352,9 +358,9 @@ impl Table {
             master_ifindex: link.master_ifindex,
             vni: link.vni,
             udp_port: link.udp_port,
-            underlay_ifindex: link
-                .over_ifindex
-                .filter(|_| link.over_nsid.is_none() && !link.has_peer()),
+            underlay_ifindex: underlay_ifindex
+                .filter(|_| elsewhere.is_none() || underlay_netns.is_some()),
+            underlay_netns,
             addrs: addrs.iter().copied().collect(),
             removed: false,
         })

@@ -9,7 +9,7 @@ use super::losses::{self, Loss};
 use super::lost::{death, next_of, reply_lost, request_lost};
 use super::refusal::refused;
 use super::{Judgement, Scene, words};
-use crate::codes::{Confidence, PacketKind, VerdictCode};
+use crate::codes::{Confidence, PacketKind, Stage, VerdictCode};
 use crate::event::TcpState;
 use crate::flow::copies::{End, Transmission};
 use crate::flow::pairing::Flow;
@@ -165,6 +165,17 @@ fn ack_dropped<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<'a>> {
     let End::Died(dead) = scene.end(furthest) else {
         return None;
     };
+    // TCP frees what it puts aside like what it rejects, but only what it rejects with a reason.
+    if let Point::Drop(free) = &dead.point
+        && losses::freed_in_tcp(free)
+        && !free.has_reason()
+    {
+        return Some(Finding::inconclusive(format!(
+            "inconclusive: the ACK reached {}, whose TCP put it aside without a reason (a listener with TCP_DEFER_ACCEPT waits for data)",
+            flow.server
+        ))
+        .at(dead, Stage::LocalIn));
+    }
     Some(death(
         VerdictCode::AckDropped,
         "handshake incomplete",

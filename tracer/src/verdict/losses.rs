@@ -104,7 +104,7 @@ pub fn innocent_because(
             Some("a repeated SYN-ACK: the client has answered already")
         }
         PacketKind::Rst if in_tcp => Some("a RST has no more to do once TCP has seen it"),
-        PacketKind::Data if in_tcp && is_read(&sighting.segment, reason) => {
+        PacketKind::Data if in_tcp && !death.has_reason() && is_read(&sighting.segment) => {
             Some("it carries no data, and TCP has read the rest")
         }
         _ if SPENT.contains(&reason) => Some("TCP had no more use for it"),
@@ -119,10 +119,8 @@ pub fn innocent_because(
 }
 
 /// While a connection closes, `tcp_rcv_state_process` frees every ACK that it has read, without a reason.
-fn is_read(segment: &Segment, reason: &str) -> bool {
-    segment.payload_len == 0
-        && !segment.flags.has(TcpFlags::FIN)
-        && ["", "NOT_SPECIFIED"].contains(&reason)
+fn is_read(segment: &Segment) -> bool {
+    segment.payload_len == 0 && !segment.flags.has(TcpFlags::FIN)
 }
 
 /// Freed by TCP's own receive path: the packet arrived.

@@ -135,6 +135,7 @@ impl Story {
                 vni: None,
                 udp_port: None,
                 underlay_ifindex: None,
+                underlay_netns: None,
                 addrs: addr.map(Into::into).into_iter().collect(),
                 removed: false,
             }))
@@ -643,6 +644,29 @@ fn an_ack_that_always_dies_leaves_the_handshake_incomplete() {
     };
     story.see(1_100, true, data, &THERE[..6], None);
     story.check(VerdictCode::Answered, Confidence::Proven, |_| {});
+}
+
+#[test]
+fn an_ack_that_the_server_defers_is_not_lost() {
+    let deferred = |reason| {
+        let mut story = Story::whole();
+        story.socket(0, TcpState::SynSent);
+        story.syn(0, &THERE);
+        story.syn_ack(1, &BACK);
+        story.socket(1, TcpState::Established);
+        story.see(2, true, ack(2), &THERE[..6], in_tcp(reason));
+        story
+    };
+    let mut silent = deferred("NOT_SPECIFIED");
+    silent.check(VerdictCode::Inconclusive, Confidence::Inconclusive, |_| {});
+    let data = Segment {
+        payload_len: 5,
+        ..ack(1_100)
+    };
+    silent.see(1_100, true, data, &THERE[..6], None);
+    silent.check(VerdictCode::Answered, Confidence::Proven, |_| {});
+    // What TCP gives a reason for, it has not put aside.
+    deferred("TCP_RFC7323_PAWS").check(VerdictCode::AckDropped, Confidence::Proven, |_| {});
 }
 
 #[test]

@@ -77,6 +77,7 @@ fn node() -> Analysis {
         vni: None,
         udp_port: None,
         underlay_ifindex: None,
+        underlay_netns: None,
         addrs: vec![client(0).ip()],
         removed: false,
     })));

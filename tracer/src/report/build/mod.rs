@@ -177,12 +177,7 @@ impl Builder<'_> {
         let known = &self.analysis.devices;
         let underlays: Vec<DeviceId> = named
             .iter()
-            .filter_map(|id| {
-                Some(DeviceId {
-                    ifindex: known.get(*id)?.underlay_ifindex?,
-                    ..*id
-                })
-            })
+            .filter_map(|id| known.get(*id)?.underlay())
             .collect();
         named.extend(underlays);
         named
@@ -206,6 +201,7 @@ impl Builder<'_> {
             }),
             vni: device.vni,
             underlay_ifindex: device.underlay_ifindex,
+            underlay_netns: device.underlay_netns.map(|netns| netns.inum),
         }
     }
 }

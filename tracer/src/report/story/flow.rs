@@ -143,7 +143,7 @@ fn legs(flow: &Flow) -> Vec<Row> {
 
 fn leg_row(flow: &Flow, leg: &Leg) -> Row {
     if leg.kind == PacketKind::Unseen {
-        Row::new(leg.kind.name(), "sent before the trace began").toned(Tone::Weak)
+        Row::new(leg.kind.name(), "not seen").toned(Tone::Weak)
     } else if leg.count == 0 {
         Row::new(leg.kind.name(), "never").toned(Tone::Bad)
     } else {

@@ -95,6 +95,7 @@ fn device() -> impl Strategy<Value = Device> {
         option::of(any::<u32>()),
         option::of(any::<u32>()),
         option::of(any::<u32>()),
+        option::of(netns()),
     );
     (
         device_id(),
@@ -129,6 +130,7 @@ fn device() -> impl Strategy<Value = Device> {
                 vni: below.1,
                 udp_port,
                 underlay_ifindex: below.2,
+                underlay_netns: below.3,
                 addrs,
                 removed,
             },

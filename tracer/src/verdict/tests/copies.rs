@@ -24,6 +24,7 @@ impl Story {
             vni: None,
             udp_port: None,
             underlay_ifindex: None,
+            underlay_netns: None,
             addrs: Vec::new(),
             removed: false,
         }));
