@@ -132,8 +132,14 @@ pub enum PacketKind {
     Data,
     /// A TCP RST.
     Rst,
-    /// A UDP datagram.
+    /// A UDP datagram from who spoke first.
     Datagram,
+    /// A UDP datagram to who spoke first.
+    DatagramBack,
+    /// A DNS query.
+    Query,
+    /// A DNS answer.
+    Answer,
     /// An ICMP echo request.
     EchoRequest,
     /// An ICMP echo reply.
@@ -153,6 +159,9 @@ impl PacketKind {
             Self::Data => "data",
             Self::Rst => "RST",
             Self::Datagram => "datagram",
+            Self::DatagramBack => "datagram back",
+            Self::Query => "DNS query",
+            Self::Answer => "DNS answer",
             Self::EchoRequest => "echo request",
             Self::EchoReply => "echo reply",
             Self::IcmpError => "ICMP error",

@@ -3,13 +3,16 @@
 
 use std::net::SocketAddr;
 
-use tracer_common::packet::{self, Frame, IpProto, Layer, Packet, Start, TunnelPorts};
+use tracer_common::packet::{self, FLAG_FIRST_FRAGMENT, Frame, Layer, Packet, Start, TunnelPorts};
 
 use crate::event::{Event, Skb, What};
-use crate::flow::{FiveTuple, IcmpError, Point, Segment, Sighting, TcpFlags, Tunnel, TunnelKind};
+use crate::flow::{
+    Datagram, Dns, Echo, FiveTuple, IcmpError, Message, Point, Segment, Sighting, TcpFlags, Tunnel,
+    TunnelKind,
+};
 
-/// What an event shows of a TCP flow: a segment of it, or an ICMP error about one. `None` where the event shows no
-/// packet, or one that is neither, or whose TCP header was not captured.
+/// What an event shows of a flow: a packet of it, or an ICMP error about one. `None` where the event shows no packet, or
+/// one of no flow: another protocol, a fragment without ports, a header that was not captured, a tunnel's own packet.
 pub fn sighting(event: &Event, ports: &TunnelPorts) -> Option<Sighting> {
     let (skb, point) = match &event.what {
         What::Xmit { skb } => (skb, Point::Xmit),
@@ -21,7 +24,8 @@ pub fn sighting(event: &Event, ports: &TunnelPorts) -> Option<Sighting> {
     let packet = parse(skb, ports);
     let inner = packet.inner()?;
     // An ICMP error is filed with the flow whose segment it quotes.
-    let flow = packet.flow().filter(|layer| layer.is_tcp())?;
+    let flow = packet.flow()?;
+    let message = message(&skb.headers, flow)?;
     let outer = packet.outer()?;
     Some(Sighting {
         time_ns: event.time_ns,
@@ -33,21 +37,73 @@ pub fn sighting(event: &Event, ports: &TunnelPorts) -> Option<Sighting> {
         point,
         packet_len: outer.packet_len,
         mark: skb.mark,
-        tuple: FiveTuple {
-            protocol: IpProto::Tcp as u8,
-            src: SocketAddr::new(flow.src_addr(), flow.src_port),
-            dst: SocketAddr::new(flow.dst_addr(), flow.dst_port),
-        },
-        segment: Segment {
-            seq: flow.seq,
-            ack: flow.ack,
-            flags: TcpFlags(flow.tcp_flags),
-            payload_len: flow.payload_len,
-            tsval: packet::tcp_options(&skb.headers, flow).timestamp,
-        },
+        hop_limit: flow.ttl,
+        tuple: tuple(flow, message),
+        message,
         icmp: packet.has_quoted.then(|| icmp(inner)),
         tunnels: packet.layers().iter().filter_map(tunnel).collect(),
     })
+}
+
+/// What a packet says, if it is one that a flow is made of.
+fn message(bytes: &[u8], layer: &Layer) -> Option<Message> {
+    let ip_id = if layer.version == 4 {
+        u16::try_from(layer.ip_id).unwrap_or_default()
+    } else {
+        0
+    };
+    if layer.is_tcp() {
+        Some(Message::Tcp(Segment {
+            seq: layer.seq,
+            ack: layer.ack,
+            flags: TcpFlags(layer.tcp_flags),
+            payload_len: layer.payload_len,
+            tsval: packet::tcp_options(bytes, layer).timestamp,
+        }))
+    } else if layer.is_udp() && layer.tunnel == packet::Tunnel::None {
+        Some(Message::Udp(Datagram {
+            udp_len: udp_len(bytes, layer)?,
+            ip_id,
+            dns: dns(bytes, layer),
+            fragmented: layer.has(FLAG_FIRST_FRAGMENT),
+        }))
+    } else if layer.is_echo_request() || layer.is_echo_reply() {
+        Some(Message::Echo(Echo {
+            is_reply: layer.is_echo_reply(),
+            seq: layer.echo_seq(),
+            payload_len: layer.payload_len,
+            ip_id,
+        }))
+    } else {
+        None
+    }
+}
+
+/// The length field of a UDP header: fragments and what is put together from them have the same.
+fn udp_len(bytes: &[u8], layer: &Layer) -> Option<u16> {
+    let at = usize::from(layer.transport_offset) + 4;
+    let field = bytes.get(at..at + 2)?;
+    Some(u16::from_be_bytes([field[0], field[1]]))
+}
+
+fn dns(bytes: &[u8], layer: &Layer) -> Option<Dns> {
+    let header = packet::dns_header(bytes, layer)?;
+    Some(Dns {
+        id: header.id,
+        is_response: header.is_response,
+    })
+}
+
+fn tuple(layer: &Layer, message: Message) -> FiveTuple {
+    let (src_port, dst_port) = match message {
+        Message::Tcp(_) | Message::Udp(_) => (layer.src_port, layer.dst_port),
+        Message::Echo(_) => (layer.echo_id(), layer.echo_id()),
+    };
+    FiveTuple {
+        protocol: layer.protocol,
+        src: SocketAddr::new(layer.src_addr(), src_port),
+        dst: SocketAddr::new(layer.dst_addr(), dst_port),
+    }
 }
 
 fn icmp(layer: &Layer) -> IcmpError {

@@ -207,23 +207,23 @@ fn continues(at: &Sighting, next: &Sighting, devices: &Devices, view: &View) -> 
 
 /// Splits the sightings of one packet, sorted by time, into its transmissions.
 ///
-/// The TCP timestamp tells two transmissions apart, but for those of one millisecond: a SYN-ACK that answers a
-/// repeated SYN may meet one that is repeated by the timer. They, and those without a timestamp, are told apart by a
-/// place that is passed for the second time, by another skb or without a timestamp to vouch for the skb.
+/// What the sender puts into each transmission anew (the TCP timestamp, the IP identification) tells two apart, but for
+/// TCP's of one millisecond: a SYN-ACK that answers a repeated SYN may meet one that is repeated by the timer. They, and
+/// those without such a mark, are told apart by a place that is passed for the second time, by another skb or without a
+/// mark to vouch for the skb.
 pub fn split<'a>(sightings: impl IntoIterator<Item = &'a Sighting>) -> Vec<Transmission<'a>> {
     let mut transmissions: Vec<Transmission<'a>> = Vec::new();
     for sighting in sightings {
-        let tsval = sighting.segment.tsval;
-        let same_time =
-            |transmission: &Transmission<'a>| transmission.first().segment.tsval == tsval;
+        let mark = sighting.message.transmission();
+        let same_mark =
+            |transmission: &Transmission<'a>| transmission.first().message.transmission() == mark;
         // The address of an skb that was freed says nothing: it may be another's by now.
         let same_skb = |transmission: &Transmission<'a>| {
             let last = transmission
                 .sightings
                 .iter()
                 .rfind(|seen| seen.skb == sighting.skb);
-            tsval.is_some()
-                && last.is_some_and(|last| !matches!(last.point, Point::Drop(_) | Point::Consume))
+            last.is_some_and(|last| !matches!(last.point, Point::Drop(_) | Point::Consume))
         };
         let passed = |transmission: &Transmission<'a>| {
             transmission
@@ -233,11 +233,13 @@ pub fn split<'a>(sightings: impl IntoIterator<Item = &'a Sighting>) -> Vec<Trans
         };
         let index = transmissions
             .iter()
-            .rposition(|each| same_time(each) && same_skb(each))
+            .rposition(|each| {
+                same_mark(each) && same_skb(each) && (mark.is_some() || !passed(each))
+            })
             .or_else(|| {
                 transmissions
                     .iter()
-                    .rposition(|each| same_time(each) && !passed(each))
+                    .rposition(|each| same_mark(each) && !passed(each))
             });
         match index {
             Some(index) => transmissions[index].sightings.push(sighting),

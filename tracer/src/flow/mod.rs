@@ -6,26 +6,29 @@
 //! # How a packet is recognised, and where that goes wrong
 //!
 //! An skb's address is reused the moment it is freed, so it joins two sightings only beside an invariant that
-//! both carry: the innermost five-tuple and the TCP sequence and acknowledgement numbers. Those alone join
+//! both carry: the innermost five-tuple and what the packet says there (for TCP, the sequence and acknowledgement
+//! numbers; for UDP, lengths and the DNS identifier; for ICMP echo, the sequence number). Those alone join
 //! sightings of one packet in skbs that differ (a clone, another node, a copy made by a driver). What they
-//! cannot tell apart is a packet and its retransmission: there the TCP timestamp decides, and where a sender
-//! has none, time and the repetition of a hop do (`copies.rs`). Two connections that have one five-tuple in
+//! cannot tell apart is a packet and its retransmission: there the TCP timestamp or the IP identification decides, and
+//! where a sender has none, time and the repetition of a hop do (`copies.rs`). Two connections that have one five-tuple in
 //! different namespaces at the same time, with the same initial sequence number, would be taken for one: the
 //! sequence number is 32 random bits.
 
 pub mod copies;
+mod message;
 pub mod pairing;
 pub mod table;
 
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::ops::BitOr;
 
 use tracer_common::packet::IpProto;
 
 use crate::event::{Death, DeviceId, NetnsId, SkbId, Socket, SocketHook};
 
-/// A TCP segment's addresses as they were on the wire at one place.
+pub use message::{Datagram, Dns, Echo, Message, Segment, TcpFlags};
+
+/// A packet's addresses as they were on the wire at one place. An ICMP echo has its identifier for both ports, so that
+/// its two directions are each other's reverse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FiveTuple {
     /// The IP protocol number.
@@ -71,72 +74,6 @@ pub struct FlowKey {
     high: SocketAddr,
 }
 
-/// The flag bits of a TCP header.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct TcpFlags(pub u8);
-
-impl TcpFlags {
-    /// No more data from the sender.
-    pub const FIN: Self = Self(0x01);
-    /// Synchronise sequence numbers.
-    pub const SYN: Self = Self(0x02);
-    /// Reset the connection.
-    pub const RST: Self = Self(0x04);
-    /// The acknowledgement number counts.
-    pub const ACK: Self = Self(0x10);
-
-    /// Whether all of these flags are set.
-    pub const fn has(self, flags: Self) -> bool {
-        self.0 & flags.0 == flags.0
-    }
-}
-
-impl BitOr for TcpFlags {
-    type Output = Self;
-
-    fn bitor(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-}
-
-impl fmt::Debug for TcpFlags {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TcpFlags(0x{:02x})", self.0)
-    }
-}
-
-/// What identifies a TCP segment within its flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Segment {
-    /// The sequence number.
-    pub seq: u32,
-    /// The acknowledgement number, meaningful with [`TcpFlags::ACK`].
-    pub ack: u32,
-    /// The flags.
-    pub flags: TcpFlags,
-    /// Bytes of data.
-    pub payload_len: u32,
-    /// The timestamp option's value.
-    pub tsval: Option<u32>,
-}
-
-impl Segment {
-    /// Whether this is the packet that opens a connection.
-    pub const fn is_syn(self) -> bool {
-        self.flags.has(TcpFlags::SYN) && !self.flags.has(TcpFlags::ACK)
-    }
-
-    /// Whether this answers one.
-    pub const fn is_syn_ack(self) -> bool {
-        self.flags.has(TcpFlags(TcpFlags::SYN.0 | TcpFlags::ACK.0))
-    }
-
-    /// Whether this refuses or ends a connection at once.
-    pub const fn is_reset(self) -> bool {
-        self.flags.has(TcpFlags::RST)
-    }
-}
-
 /// An ICMP or ICMPv6 error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IcmpError {
@@ -159,6 +96,11 @@ impl IcmpError {
             4 => self.kind == 3 && self.code != 4,
             _ => self.kind == 1,
         }
+    }
+
+    /// Whether it says that nothing takes what is sent to that port.
+    pub const fn is_port_unreachable(self) -> bool {
+        matches!((self.version, self.kind, self.code), (4, 3, 3) | (6, 1, 4))
     }
 
     /// Whether somebody decided so, rather than that something failed: port unreachable is what a firewall's REJECT says
@@ -247,11 +189,13 @@ pub struct Sighting {
     pub packet_len: u32,
     /// `skb->mark`.
     pub mark: u32,
+    /// The TTL or hop limit of the flow's own IP header; for an ICMP error, of the one that it quotes.
+    pub hop_limit: u8,
     /// The addresses here; for an ICMP error, those that it quotes.
     pub tuple: FiveTuple,
-    /// The segment; for an ICMP error, the one that it quotes.
-    pub segment: Segment,
-    /// The ICMP error that this is, about `segment` on its way from `tuple.src` to `tuple.dst`.
+    /// What the packet says; for an ICMP error, what the one says that it quotes.
+    pub message: Message,
+    /// The ICMP error that this is, about `message` on its way from `tuple.src` to `tuple.dst`.
     pub icmp: Option<IcmpError>,
     /// The tunnel headers around it here, outermost first.
     pub tunnels: Vec<Tunnel>,
@@ -269,6 +213,14 @@ impl Sighting {
     /// Sorts by time; what one CPU saw keeps its order.
     pub fn order(&self) -> (u64, u16, u32) {
         (self.time_ns, self.cpu, self.sequence)
+    }
+
+    /// The TCP segment: [`Segment::NONE`] for what is of another protocol.
+    pub const fn segment(&self) -> Segment {
+        match self.message {
+            Message::Tcp(segment) => segment,
+            Message::Udp(_) | Message::Echo(_) => Segment::NONE,
+        }
     }
 }
 

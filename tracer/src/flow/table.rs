@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use super::{FiveTuple, FlowKey, Point, Segment, Sighting, SocketSighting};
-use crate::event::SkbId;
+use super::{FiveTuple, FlowKey, Message, Point, Sighting, SocketSighting};
+use crate::event::{NetnsId, SkbId};
 
 /// The most flows that are kept at once.
 pub const FLOWS_MAX: usize = 65_536;
@@ -85,8 +85,43 @@ impl<'a> FlowGroup<'a> {
 #[derive(Debug)]
 struct Alive {
     tuple: FiveTuple,
-    segment: Segment,
+    message: Message,
     time_ns: u64,
+    hop_limit: u8,
+    /// Where it was received, if that is what was seen of it last.
+    received_in: Option<NetnsId>,
+}
+
+impl Alive {
+    fn of(sighting: &Sighting) -> Self {
+        Self {
+            tuple: sighting.tuple,
+            message: sighting.message,
+            time_ns: sighting.time_ns,
+            hop_limit: sighting.hop_limit,
+            received_in: sighting.netns.filter(|_| sighting.point == Point::Receive),
+        }
+    }
+
+    /// Whether the packet is this one, under other addresses. That the skb and what it says are the same is enough for TCP,
+    /// whose sequence numbers are random. Datagrams of equal length say the same, and the skb of one that was delivered
+    /// is the next that a process of the same namespace fills; so these must have been routed in between, or have kept
+    /// the address of a sender elsewhere.
+    fn became(&self, sighting: &Sighting) -> bool {
+        if self.tuple == sighting.tuple
+            || self.message != sighting.message
+            || sighting.time_ns.abs_diff(self.time_ns) >= TRANSLATED_WITHIN_NS
+        {
+            return false;
+        }
+        if matches!(sighting.message, Message::Tcp(_)) {
+            return true;
+        }
+        let came_in_here = self.received_in.is_some() && self.received_in == sighting.netns;
+        let routed = self.hop_limit.checked_sub(1) == Some(sighting.hop_limit);
+        let dies = matches!(sighting.point, Point::Drop(_));
+        came_in_here && (routed || dies && self.tuple.src == sighting.tuple.src)
+    }
 }
 
 /// The flows.
@@ -125,9 +160,7 @@ impl FlowTable {
     /// Joins two five-tuples if the packet was seen with the other one just before, in the same skb.
     fn follow_translation(&mut self, key: FlowKey, sighting: &Sighting) {
         if let Some(before) = self.alive.get(&sighting.skb)
-            && before.tuple != sighting.tuple
-            && before.segment == sighting.segment
-            && sighting.time_ns.abs_diff(before.time_ns) < TRANSLATED_WITHIN_NS
+            && before.became(sighting)
         {
             let before = before.tuple;
             let (one, other) = (self.root_of(before.key()), self.root_of(key));
@@ -141,12 +174,11 @@ impl FlowTable {
             self.alive.remove(&sighting.skb);
             return;
         }
-        let now = Alive {
-            tuple: sighting.tuple,
-            segment: sighting.segment,
-            time_ns: sighting.time_ns,
-        };
-        if self.alive.insert(sighting.skb, now).is_none() {
+        if self
+            .alive
+            .insert(sighting.skb, Alive::of(sighting))
+            .is_none()
+        {
             self.alive_order.push_back(sighting.skb);
             if self.alive_order.len() > ALIVE_MAX
                 && let Some(oldest) = self.alive_order.pop_front()
@@ -287,11 +319,12 @@ impl FlowTable {
             self.table_full += 1;
             return;
         }
-        let decides = sighting.segment.is_syn()
-            || sighting.segment.is_syn_ack()
-            || sighting.segment.is_reset()
+        let decides = sighting.segment().is_syn()
+            || sighting.segment().is_syn_ack()
+            || sighting.segment().is_reset()
             || sighting.icmp.is_some()
             || !matches!(sighting.point, Point::Xmit | Point::Receive);
+        let is_tcp = matches!(sighting.message, Message::Tcp(_));
         let flow = self.flows.entry(key).or_default();
         let room = if decides {
             2 * SIGHTINGS_MAX
@@ -301,10 +334,10 @@ impl FlowTable {
         if flow.sightings.len() < room {
             flow.sightings.push(sighting);
             self.sightings += 1;
-        } else if decides {
+        } else if decides || !is_tcp {
             flow.left_out += 1;
             self.table_full += 1;
         }
-        // Data beyond the bound is not a loss: a handshake's verdict never looks that far.
+        // TCP's data beyond the bound is not a loss: a handshake's verdict never looks that far.
     }
 }

@@ -19,6 +19,7 @@
 //! ```
 
 mod command;
+mod datagram;
 mod netns;
 pub mod sandbox;
 mod topology;
@@ -28,6 +29,7 @@ use std::io;
 use std::process::ExitStatus;
 
 pub use command::mortal;
+pub use datagram::{UdpServer, answer_dns, dns_query, ping, udp_socket};
 pub use netns::Netns;
 pub use topology::{Family, Plan, Topology, VNI};
 pub use traffic::{Attempt, Outcome, Server, connect, listen};

@@ -17,6 +17,8 @@ pub struct Flow {
     pub id: u64,
     /// Its protocol.
     pub protocol: Protocol,
+    /// Which exchange between its ends it is, where the protocol tells; `null` for TCP and other UDP.
+    pub exchange: Option<Exchange>,
     /// Who asks, as addressed nearest to the client.
     pub client: Endpoint,
     /// Who is asked, as addressed at the same place.
@@ -25,9 +27,9 @@ pub struct Flow {
     pub translations: Vec<Translation>,
     /// The tunnels that carried it, each once per direction.
     pub tunnels: Vec<Tunnel>,
-    /// The SYN, the echo request or the first datagram.
+    /// The SYN, the echo request, the DNS query, or all datagrams of the client.
     pub request: Leg,
-    /// The SYN-ACK, the echo reply or the datagram back.
+    /// The SYN-ACK, the echo reply, the DNS answer, or all datagrams of the server.
     pub reply: Leg,
     /// The ACK that ends a TCP handshake; `null` for other protocols.
     pub ack: Option<Leg>,
@@ -81,6 +83,24 @@ impl Protocol {
             Self::Icmp6 => "icmp6",
         }
     }
+}
+
+/// Which of the exchanges between two ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Exchange {
+    /// A DNS query with its answer.
+    Dns {
+        /// The identifier that both have.
+        id: u16,
+    },
+    /// An ICMP echo with its reply.
+    Echo {
+        /// The identifier of the `ping`, as its host chose it.
+        id: u16,
+        /// The number of the echo.
+        seq: u16,
+    },
 }
 
 /// One end of a flow.

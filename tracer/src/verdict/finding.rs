@@ -36,6 +36,14 @@ impl<'a> Finding<'a> {
         Self::new(VerdictCode::Inconclusive, Confidence::Inconclusive, summary)
     }
 
+    /// With what came before it, told first.
+    pub(super) fn after(self, before: &str) -> Self {
+        Self {
+            summary: format!("{before}{}", self.summary),
+            ..self
+        }
+    }
+
     pub(super) fn at(self, sighting: &'a Sighting, stage: Stage) -> Self {
         Self {
             at: Some(Place { sighting, stage }),
@@ -93,11 +101,27 @@ pub(super) fn in_doubt<'a>(doubt: &str, finding: Finding<'a>) -> Finding<'a> {
     }
 }
 
-pub(super) fn too_early<'a>(
+/// A fault stands if nothing speaks against it and waiting cannot change it.
+pub(super) fn weigh<'a>(
     flow: &Flow<'_>,
     finding: Finding<'a>,
+    losses: Vec<Loss<'a>>,
     scene: &Scene<'_>,
-) -> Finding<'a> {
+) -> Judgement<'a> {
+    let is_final = scene.now_ns >= Scene::deadline_ns(flow) || finding.died_twice;
+    let finding = if finding.code == VerdictCode::Inconclusive {
+        finding
+    } else if let Some(doubt) = doubt(flow, &finding, scene) {
+        in_doubt(&doubt, finding)
+    } else if is_final {
+        finding
+    } else {
+        too_early(flow, finding, scene)
+    };
+    conclude(finding, losses, is_final)
+}
+
+fn too_early<'a>(flow: &Flow<'_>, finding: Finding<'a>, scene: &Scene<'_>) -> Finding<'a> {
     let since = scene.now_ns.saturating_sub(flow.request[0].first().time_ns);
     Finding {
         code: VerdictCode::Inconclusive,

@@ -4,7 +4,7 @@
 //! (`refusal`), did the reply exist, how far did the request come (`lost`). The transmission that came furthest speaks
 //! for its packet.
 
-use super::finding::{Finding, conclude, doubt, in_doubt, too_early};
+use super::finding::{Finding, conclude, doubt, in_doubt, weigh};
 use super::losses::{self, Loss};
 use super::lost::{death, next_of, reply_lost, request_lost};
 use super::refusal::refused;
@@ -15,8 +15,8 @@ use crate::flow::copies::{End, Transmission};
 use crate::flow::pairing::Flow;
 use crate::flow::{Point, Sighting, TcpFlags};
 
-/// Judges a flow.
-pub fn judge<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Judgement<'a> {
+/// Judges a TCP connection attempt.
+pub(super) fn judge<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Judgement<'a> {
     let losses = losses::of(flow, scene);
     if flow.request.is_empty() {
         let finding = unseen(flow);
@@ -33,36 +33,26 @@ pub fn judge<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Judgement<'a> {
     let finding = ack_dropped(flow, scene)
         .or_else(|| reply_lost(flow, scene))
         .unwrap_or_else(|| request_lost(flow, scene));
-    let is_final = scene.now_ns >= Scene::deadline_ns(flow) || finding.died_twice;
-    let finding = if finding.code == VerdictCode::Inconclusive {
-        finding
-    } else if let Some(doubt) = doubt(flow, &finding, scene) {
-        in_doubt(&doubt, finding)
-    } else if is_final {
-        finding
-    } else {
-        too_early(flow, finding, scene)
-    };
-    conclude(finding, losses, is_final)
+    weigh(flow, finding, losses, scene)
 }
 
 /// The request was not seen, since it came before the trace or had other addresses: nothing about the handshake can be
 /// proven.
 fn unseen<'a>(flow: &Flow<'a>) -> Finding<'a> {
     let answers = |end: u32, later: &Sighting| {
-        later.segment.flags.has(TcpFlags::ACK)
-            && later.segment.ack.wrapping_sub(end).cast_signed() >= 0
+        later.segment().flags.has(TcpFlags::ACK)
+            && later.segment().ack.wrapping_sub(end).cast_signed() >= 0
     };
     // A SYN-ACK counts as one byte of data.
     let syn_acks = flow.reply.iter().map(|reply| (reply.first(), 1));
     let data = flow
         .data
         .iter()
-        .filter(|sighting| sighting.segment.payload_len > 0);
+        .filter(|sighting| sighting.segment().payload_len > 0);
     let acknowledged = syn_acks
-        .chain(data.map(|sighting| (*sighting, sighting.segment.payload_len)))
+        .chain(data.map(|sighting| (*sighting, sighting.segment().payload_len)))
         .any(|(sent, len)| {
-            let end = sent.segment.seq.wrapping_add(len);
+            let end = sent.segment().seq.wrapping_add(len);
             flow.data.iter().any(|later| {
                 later.tuple.src == sent.tuple.dst
                     && later.order() > sent.order()
@@ -148,7 +138,7 @@ fn answered<'a>(flow: &Flow<'a>, losses: &[Loss<'a>], scene: &Scene<'_>) -> Opti
 fn died(sighting: &Sighting, flow: &Flow<'_>) -> bool {
     flow.data
         .iter()
-        .any(|other| matches!(other.point, Point::Drop(_)) && other.segment == sighting.segment)
+        .any(|other| matches!(other.point, Point::Drop(_)) && other.segment() == sighting.segment())
 }
 
 /// When the client acknowledged the reply.

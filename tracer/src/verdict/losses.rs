@@ -38,8 +38,8 @@ const SPENT: [&str; 7] = [
 /// Every death in a flow, in the order of time.
 pub fn of<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Vec<Loss<'a>> {
     let parts = [
-        (PacketKind::Syn, &flow.request),
-        (PacketKind::SynAck, &flow.reply),
+        (flow.request_kind(), &flow.request),
+        (flow.reply_kind(), &flow.reply),
         (PacketKind::Ack, &flow.ack),
         (PacketKind::Rst, &flow.refusals),
         (PacketKind::Rst, &flow.resets),
@@ -51,10 +51,16 @@ pub fn of<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Vec<Loss<'a>> {
             sightings.map(move |sighting| (packet, sighting, went_on))
         })
     });
+    // What is neither request nor reply nor an error about one: for datagrams, errors about replies.
+    let data_kind = if flow.is_tcp() {
+        PacketKind::Data
+    } else {
+        PacketKind::IcmpError
+    };
     let data = flow
         .data
         .iter()
-        .map(|sighting| (PacketKind::Data, *sighting, false));
+        .map(|sighting| (data_kind, *sighting, false));
     let mut losses: Vec<Loss<'a>> = handshake
         .chain(data)
         .filter_map(|(packet, sighting, went_on)| {
@@ -103,8 +109,14 @@ pub fn innocent_because(
         PacketKind::SynAck if in_tcp && since(&flow.ack) => {
             Some("a repeated SYN-ACK: the client has answered already")
         }
+        PacketKind::EchoReply if is_icmps_own(sighting) => {
+            Some("the host has it: ping listens to a copy")
+        }
+        PacketKind::Answer | PacketKind::DatagramBack if is_unwanted(death) => {
+            Some("it came after the client had closed its socket")
+        }
         PacketKind::Rst if in_tcp => Some("a RST has no more to do once TCP has seen it"),
-        PacketKind::Data if in_tcp && !death.has_reason() && is_read(&sighting.segment) => {
+        PacketKind::Data if in_tcp && !death.has_reason() && is_read(&sighting.segment()) => {
             Some("it carries no data, and TCP has read the rest")
         }
         _ if SPENT.contains(&reason) => Some("TCP had no more use for it"),
@@ -137,10 +149,27 @@ pub fn freed_in_tcp(death: &Death) -> bool {
     .any(|prefix| function.starts_with(prefix))
 }
 
+/// Freed by ICMP itself: the echo reply arrived. A raw socket, as `ping` mostly has, gets a copy before; the original
+/// finds no socket (`ping_rcv`, Linux 6.18).
+pub(super) fn is_icmps_own(sighting: &Sighting) -> bool {
+    let by_icmp = |death: &Death| {
+        ["icmp_rcv", "icmpv6_rcv", "ping_rcv"].contains(&death.location.plain_name())
+            && !["ICMP_CSUM"].contains(&death.reason.as_deref().unwrap_or_default())
+    };
+    matches!(&sighting.point, Point::Drop(death) if by_icmp(death))
+}
+
+/// Freed by UDP because no socket takes it.
+fn is_unwanted(death: &Death) -> bool {
+    let function = death.location.plain_name();
+    let in_udp = function.starts_with("__udp4_lib_rcv") || function.starts_with("__udp6_lib_rcv");
+    in_udp && (!death.has_reason() || death.reason.as_deref() == Some("NO_SOCKET"))
+}
+
 /// Whether the same packet went on as another skb after this one died.
 fn has_twin(dead: &Sighting, flow: &Flow<'_>) -> bool {
     flow.sightings().any(|other| {
-        other.segment == dead.segment
+        other.message == dead.message
             && other.tuple == dead.tuple
             && other.skb != dead.skb
             && other.netns != dead.netns
@@ -160,13 +189,14 @@ fn effect(packet: PacketKind, sighting: &Sighting, flow: &Flow<'_>) -> String {
             .find(|time_ns| *time_ns > sighting.time_ns)
     };
     let (what, again) = match packet {
-        PacketKind::Syn => ("SYN", next(&flow.request)),
-        PacketKind::SynAck => ("SYN-ACK", next(&flow.reply)),
         PacketKind::Ack => ("ACK", next(&flow.ack)),
         PacketKind::Rst => {
             return "the other end never learns that the connection is gone".to_owned();
         }
-        _ => return "TCP has to send it again".to_owned(),
+        PacketKind::Data => return "TCP has to send it again".to_owned(),
+        PacketKind::IcmpError => return "its receiver is not told".to_owned(),
+        _ if packet == flow.request_kind() => (packet.name(), next(&flow.request)),
+        _ => (packet.name(), next(&flow.reply)),
     };
     match again {
         Some(time_ns) => format!(

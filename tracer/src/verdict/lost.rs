@@ -16,14 +16,15 @@ pub(super) fn reply_lost<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Findi
         let End::Died(dead) = scene.end(reply) else {
             return true;
         };
-        losses::innocent_because(PacketKind::SynAck, dead, flow).is_none()
+        losses::innocent_because(flow.reply_kind(), dead, flow).is_none()
     };
     let first = flow.reply.first()?.first();
     let replies: Vec<Transmission<'a>> = flow.reply.iter().filter(counts).cloned().collect();
     let Some(furthest) = scene.furthest(&replies) else {
-        return Some(Finding::inconclusive(
-            "inconclusive: every SYN-ACK came after the client had given up, so its death explains nothing".to_owned(),
-        ));
+        return Some(Finding::inconclusive(format!(
+            "inconclusive: every {} came after the client had given up, so its death explains nothing",
+            flow.reply_kind().name()
+        )));
     };
     let end = scene.end(furthest);
     if let End::Died(dead) = end
@@ -58,23 +59,37 @@ pub(super) fn reply_lost<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Findi
             ))
             .at(dead, Stage::LocalIn)
         }
-        End::Died(dead) => death(VerdictCode::ReplyDropped, "reply dropped", PacketKind::SynAck, dead, &replies, scene),
+        End::Died(dead) => death(VerdictCode::ReplyDropped, "reply dropped", flow.reply_kind(), dead, &replies, scene),
         End::Left(at) => Finding {
             next: Some(elsewhere(flow, at, scene)),
             ..Finding::new(
                 VerdictCode::ReplyLeftNode,
                 Confidence::Inferred,
-                format!("reply lost: SYN-ACK left this node {} and no ACK ever came", scene.place_words(at)),
+                left(flow, at, scene),
             )
             .at(at, Stage::Egress)
         },
         End::Consumed(at) | End::Delivered(at) | End::Vanished(at) => vanished(
             VerdictCode::ReplyNotDelivered,
-            format!("reply lost: SYN-ACK was last seen {}, no drop was seen, and it never reached the client's socket", scene.place_words(at)),
+            format!(
+                "reply lost: {} was last seen {}, no drop was seen, and it never reached the client",
+                flow.reply_kind().name(),
+                scene.place_words(at)
+            ),
             at,
             scene,
         ),
     })
+}
+
+fn left(flow: &Flow<'_>, at: &Sighting, scene: &Scene<'_>) -> String {
+    let place = scene.place_words(at);
+    let (request, reply) = (flow.request_kind().name(), flow.reply_kind().name());
+    if flow.is_tcp() {
+        format!("reply lost: {reply} left this node {place} and no ACK ever came")
+    } else {
+        format!("reply lost: {reply} left this node {place}, and the {request} came again")
+    }
 }
 
 /// The reply reached the client with an address that the client had not asked.
@@ -106,7 +121,7 @@ pub(super) fn request_lost<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Finding<'a
         End::Died(dead) => death(
             VerdictCode::RequestDropped,
             "request dropped",
-            PacketKind::Syn,
+            flow.request_kind(),
             dead,
             &flow.request,
             scene,
@@ -117,27 +132,28 @@ pub(super) fn request_lost<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Finding<'a
                 VerdictCode::RequestLeftNode,
                 Confidence::Inferred,
                 format!(
-                    "no reply: SYN left this node {} and nothing came back",
+                    "no reply: {} left this node {} and nothing came back",
+                    flow.request_kind().name(),
                     scene.place_words(at)
                 ),
             )
             .at(at, Stage::Egress)
         },
-        End::Consumed(at) => {
-            not_answered("SYN reached the listener", Stage::Listener, at, flow, scene)
-        }
+        End::Consumed(at) => not_answered("reached the listener", Stage::Listener, at, flow, scene),
         End::Delivered(at)
             if !at
                 .device()
                 .is_some_and(|id| scene.devices().hides_delivery(id)) =>
         {
-            not_answered("SYN arrived", Stage::LocalIn, at, flow, scene)
+            not_answered("arrived", Stage::LocalIn, at, flow, scene)
         }
         End::Delivered(at) | End::Vanished(at) => vanished(
             VerdictCode::RequestNotAnswered,
             format!(
-                "no reply: SYN was last seen {}, no drop was seen, and no SYN-ACK was ever made",
-                scene.place_words(at)
+                "no reply: {} was last seen {}, no drop was seen, and no {} was ever made",
+                flow.request_kind().name(),
+                scene.place_words(at),
+                flow.reply_kind().name()
             ),
             at,
             scene,
@@ -161,8 +177,10 @@ fn not_answered<'a>(
         VerdictCode::RequestNotAnswered,
         Confidence::Inferred,
         format!(
-            "no reply: {arrival} {} and no SYN-ACK was ever made{why}",
-            scene.place_words(at)
+            "no reply: {} {arrival} {} and no {} was ever made{why}",
+            flow.request_kind().name(),
+            scene.place_words(at),
+            flow.reply_kind().name()
         ),
     )
     .at(at, stage);
@@ -172,15 +190,31 @@ fn not_answered<'a>(
     });
     let next = match &cause {
         Some(cause) => next_of(at, cause, scene),
-        None => Some(format!(
-            "`{ns}ss -ltnp 'sport = {}'`; `{ns}nstat -az | grep -i -e listen -e reqq`",
-            at.tuple.dst.port()
+        None => Some(server_commands(
+            flow.request_kind(),
+            &ns,
+            at.tuple.dst.port(),
         )),
     };
     Finding {
         next,
         cause,
         ..finding
+    }
+}
+
+/// What shows why a server that has the request is silent.
+fn server_commands(request: PacketKind, ns: &str, port: u16) -> String {
+    match request {
+        PacketKind::Syn => {
+            format!("`{ns}ss -ltnp 'sport = {port}'`; `{ns}nstat -az | grep -i -e listen -e reqq`")
+        }
+        PacketKind::EchoRequest => format!(
+            "`{ns}sysctl net.ipv4.icmp_echo_ignore_all net.ipv6.icmp.echo_ignore_all`; `{ns}ip route get` the client's address"
+        ),
+        _ => format!(
+            "`{ns}ss -lunp 'sport = {port}'`: a Recv-Q that stays full is a process that does not read"
+        ),
     }
 }
 
@@ -200,15 +234,16 @@ fn silent_cause(netns: NetnsId, flow: &Flow<'_>, scene: &Scene<'_>) -> Option<Di
         (
             "IpOutNoRoutes",
             CauseCode::NoRoute,
-            "the SYN-ACK has no route back",
+            "the reply has no route back",
         ),
         (
             "Ip6OutNoRoutes",
             CauseCode::NoRoute,
-            "the SYN-ACK has no route back",
+            "the reply has no route back",
         ),
     ];
-    causes.into_iter().find_map(|(counter, code, phrase)| {
+    let meant = |(_, code, _): &(_, CauseCode, _)| flow.is_tcp() || *code == CauseCode::NoRoute;
+    causes.into_iter().filter(meant).find_map(|(counter, code, phrase)| {
         let moved = |fact: &Fact| match fact {
             Fact::Counter { netns: of, name, before, after } => *of == netns && name == counter && after > before,
         };
@@ -317,9 +352,9 @@ fn elsewhere(flow: &Flow<'_>, at: &Sighting, scene: &Scene<'_>) -> String {
         .first()
         .map_or(at.tuple.dst.ip(), |tunnel| tunnel.outer_dst);
     let device = scene.device_name(at).unwrap_or("that device");
-    format!(
-        "run `sudo tracer trace host {} and port {}` on {host}, or on the next hop behind {device}",
-        flow.server.ip(),
-        flow.server.port()
-    )
+    let filter = match flow.request_kind() {
+        PacketKind::EchoRequest => format!("host {}", flow.server.ip()),
+        _ => format!("host {} and port {}", flow.server.ip(), flow.server.port()),
+    };
+    format!("run `sudo tracer trace {filter}` on {host}, or on the next hop behind {device}")
 }

@@ -1,8 +1,9 @@
 //! Says what became of a flow, and never more than its sightings prove. Reads no clock and does no I/O: the same
 //! flows and the same end of the window give the same verdicts.
 //!
-//! `handshake` decides, `diagnosis` names the cause of a death, `words` puts both into a sentence.
+//! `handshake` decides on TCP and `datagram` on what has no connections; `diagnosis` names the cause of a death, `words` puts both into a sentence.
 
+mod datagram;
 pub mod diagnosis;
 mod finding;
 mod handshake;
@@ -14,7 +15,7 @@ mod tests;
 mod words;
 
 use crate::analysis::Analysis;
-use crate::codes::{Confidence, Stage, VerdictCode};
+use crate::codes::{Confidence, PacketKind, Stage, VerdictCode};
 use crate::devices::Devices;
 use crate::event::TcpState;
 use crate::flow::Sighting;
@@ -23,13 +24,17 @@ use crate::flow::pairing::Flow;
 use crate::record::{HookState, View};
 
 pub use diagnosis::Diagnosis;
-pub use handshake::judge;
 pub use losses::Loss;
 
 /// TCP's answer deadline after the first request: the client's second retransmission is 3 s after it.
 pub const ANSWER_AFTER_FIRST_NS: u64 = 3_500_000_000;
-/// TCP's answer deadline after the latest request.
+/// The answer deadline after the latest request.
 pub const ANSWER_AFTER_LATEST_NS: u64 = 500_000_000;
+
+/// UDP's answer deadline after the request.
+pub const UDP_ANSWER_AFTER_NS: u64 = 5_000_000_000;
+/// ICMP echo's answer deadline after the request.
+pub const ECHO_ANSWER_AFTER_NS: u64 = 1_000_000_000;
 
 /// The hooks without which absence means nothing.
 const CORE_HOOKS: [&str; 3] = ["net_dev_start_xmit", "netif_receive_skb", "kfree_skb"];
@@ -62,6 +67,15 @@ pub struct Place<'a> {
     pub sighting: &'a Sighting,
     /// Where in the stack.
     pub stage: Stage,
+}
+
+/// Judges a flow.
+pub fn judge<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Judgement<'a> {
+    if flow.is_tcp() {
+        handshake::judge(flow, scene)
+    } else {
+        datagram::judge(flow, scene)
+    }
 }
 
 /// What a flow is judged by, besides itself.
@@ -133,9 +147,14 @@ impl<'a> Scene<'a> {
             .request
             .last()
             .map_or(0, |request| request.first().time_ns);
+        let after_first_ns = match flow.request_kind() {
+            PacketKind::Syn => ANSWER_AFTER_FIRST_NS,
+            PacketKind::EchoRequest => ECHO_ANSWER_AFTER_NS,
+            _ => UDP_ANSWER_AFTER_NS,
+        };
         // The times may be a hostile capture's.
         first
-            .saturating_add(ANSWER_AFTER_FIRST_NS)
+            .saturating_add(after_first_ns)
             .max(latest.saturating_add(ANSWER_AFTER_LATEST_NS))
     }
 }

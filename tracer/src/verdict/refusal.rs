@@ -1,4 +1,4 @@
-//! Somebody said no: a RST or an ICMP error that answers the SYN.
+//! Somebody said no: a RST or an ICMP error that answers the request.
 
 use super::Scene;
 use super::diagnosis::{self, Diagnosis, Evidence};
@@ -9,7 +9,7 @@ use crate::flow::copies::{End, Transmission};
 use crate::flow::pairing::Flow;
 use crate::flow::{IcmpError, Point, Sighting};
 
-/// The SYN was answered with a RST, or with an ICMP error that says that the server cannot be reached.
+/// The request was answered with a RST, or with an ICMP error that says that the server cannot be reached.
 pub(super) fn refused<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<'a>> {
     let rst = flow.refusals.first().map(Transmission::first);
     let unreachable = flow
@@ -33,10 +33,12 @@ pub(super) fn refused<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<
             },
             dead,
         ),
-        // The ICMP error only tells of a death that we saw better.
-        Some(_) if rst.is_none() => return None,
+        // That nobody listens on a UDP port is said by ICMP. Any other error only tells of a death that we saw better.
+        Some((_, diagnosis)) if rst.is_none() && diagnosis.code != CauseCode::NoListener => {
+            return None;
+        }
         Some((dead, diagnosis)) => (diagnosis, dead),
-        None => (refused_elsewhere(answer, scene), answer),
+        None => (refused_elsewhere(answer, flow, scene), answer),
     };
     let server = flow.server;
     let who = match (answer.icmp, cause.code) {
@@ -46,8 +48,8 @@ pub(super) fn refused<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<
                 icmp.words()
             )
         }
+        (_, CauseCode::NoListener) => format!("nobody listens on {server}"),
         (Some(icmp), _) => format!("{} says by ICMP: {}", icmp.from, icmp.words()),
-        (None, CauseCode::NoListener) => format!("nobody listens on {server}"),
         (None, CauseCode::Rejected) => format!("a netfilter rule answers for {server} with a RST"),
         (None, _) => format!("{server} answers with a RST"),
     };
@@ -75,11 +77,13 @@ pub(super) fn refused<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<
 }
 
 /// A refusal whose reason lies outside the view.
-fn refused_elsewhere(answer: &Sighting, scene: &Scene<'_>) -> Diagnosis {
+fn refused_elsewhere(answer: &Sighting, flow: &Flow<'_>, scene: &Scene<'_>) -> Diagnosis {
     let place = scene.place_words(answer);
     let (code, what, detail) = match answer.icmp {
         Some(icmp) => (
-            if icmp.is_prohibited() {
+            if !flow.is_tcp() && icmp.is_port_unreachable() && icmp.from == answer.tuple.dst.ip() {
+                CauseCode::NoListener
+            } else if icmp.is_prohibited() {
                 CauseCode::Rejected
             } else {
                 CauseCode::Unknown

@@ -2,6 +2,7 @@
 //! makes of what was seen.
 
 mod copies;
+mod datagrams;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -11,8 +12,8 @@ use crate::codes::{CauseCode, Confidence, PacketKind, Stage, VerdictCode};
 use crate::event::{
     Death, DeviceId, Event, NetnsId, SkbId, Socket, SocketHook, Symbol, TcpState, What,
 };
-use crate::flow::pairing::attempts;
-use crate::flow::{FiveTuple, IcmpError, Point, Segment, Sighting, TcpFlags};
+use crate::flow::pairing::flows;
+use crate::flow::{FiveTuple, IcmpError, Message, Point, Segment, Sighting, TcpFlags};
 use crate::record::{Device, Fact, Header, Hook, HookState, Ledger, Record, View};
 
 const POD_A: NetnsId = NetnsId {
@@ -197,10 +198,11 @@ impl Story {
         &mut self,
         at_ms: u64,
         from_client: bool,
-        segment: Segment,
+        message: impl Into<Message>,
         places: &[At],
         death: Option<Death>,
     ) {
+        let message = message.into();
         self.skb += 1;
         let (src, dst) = if from_client {
             (self.client, self.server)
@@ -235,11 +237,12 @@ impl Story {
                 packet_len: 60,
                 mark: 0,
                 tuple: FiveTuple {
-                    protocol: 6,
+                    protocol: protocol(message),
                     src,
                     dst,
                 },
-                segment,
+                hop_limit: 64,
+                message,
                 icmp: self.icmp,
                 tunnels: Vec::new(),
             });
@@ -289,14 +292,28 @@ impl Story {
             now_ns: self.now_ns,
         };
         let group = self.analysis.flows.groups().next().expect("a flow");
-        let flows = attempts(&group);
-        let judgement = judge(flows.last().expect("an attempt"), &scene);
+        let flows = flows(&group);
+        let judgement = judge(flows.last().expect("a flow"), &scene);
         assert_eq!(
             (judgement.code, judgement.confidence),
             (code, confidence),
             "{judgement:#?}"
         );
         then(&judgement);
+    }
+}
+
+impl From<Segment> for Message {
+    fn from(segment: Segment) -> Self {
+        Self::Tcp(segment)
+    }
+}
+
+fn protocol(message: Message) -> u8 {
+    match message {
+        Message::Tcp(_) => 6,
+        Message::Udp(_) => 17,
+        Message::Echo(_) => 1,
     }
 }
 
@@ -1069,7 +1086,7 @@ fn a_translated_connection_is_one_flow() {
     story.check(VerdictCode::Answered, Confidence::Proven, |_| {});
     assert_eq!(story.analysis.flows.groups().count(), 1);
     let group = story.analysis.flows.groups().next().expect("a flow");
-    let flows = attempts(&group);
+    let flows = flows(&group);
     assert_eq!(flows.len(), 1);
     assert_eq!(
         (flows[0].client, flows[0].server),
@@ -1095,7 +1112,7 @@ fn two_connections_through_one_translated_port_are_two() {
         |_| {},
     );
     let group = story.analysis.flows.groups().next().expect("a flow");
-    assert_eq!(attempts(&group).len(), 2);
+    assert_eq!(flows(&group).len(), 2);
 }
 
 #[test]
@@ -1246,7 +1263,7 @@ fn a_socket_that_closes_just_before_another_attempt_belongs_to_the_one_before() 
         in_tcp("TCP_INVALID_ACK_SEQUENCE"),
     );
     let group = story.analysis.flows.groups().next().expect("a flow");
-    let flows = attempts(&group);
+    let flows = flows(&group);
     let scene = Scene {
         analysis: &story.analysis,
         now_ns: story.now_ns,
@@ -1291,7 +1308,7 @@ fn data_in_a_syn_is_acknowledged_with_it() {
     story.see(2, true, ack, &THERE[..6], None);
     story.check(VerdictCode::Answered, Confidence::Proven, |_| {});
     let group = story.analysis.flows.groups().next().expect("a flow");
-    assert_eq!(attempts(&group).len(), 1);
+    assert_eq!(flows(&group).len(), 1);
 }
 
 #[test]
@@ -1307,7 +1324,7 @@ fn a_reply_that_dies_half_translated_is_of_the_same_flow() {
     story.see(1, false, syn_ack(1), &[], nft_forward());
     story.check(VerdictCode::ReplyDropped, Confidence::Proven, |_| {});
     let group = story.analysis.flows.groups().next().expect("a flow");
-    assert_eq!(attempts(&group).len(), 1);
+    assert_eq!(flows(&group).len(), 1);
 }
 
 #[test]
@@ -1344,7 +1361,7 @@ fn a_flow_that_no_watched_namespace_showed_is_not_of_the_view() {
             now_ns: story.now_ns,
         };
         let group = story.analysis.flows.groups().next().expect("a flow");
-        assert_eq!(scene.shows(&attempts(&group)[0]), shown, "{netns:?}");
+        assert_eq!(scene.shows(&flows(&group)[0]), shown, "{netns:?}");
     }
 }
 
@@ -1409,7 +1426,8 @@ fn a_time_at_the_end_of_all_times_is_no_panic() {
     let seen = group.sightings().next().expect("a sighting").clone();
     story.analysis.flows.push(Sighting {
         time_ns: u64::MAX,
-        segment: syn(1_000),
+        hop_limit: 64,
+        message: Message::Tcp(syn(1_000)),
         ..seen
     });
     story.check(VerdictCode::Inconclusive, Confidence::Inconclusive, |_| {});

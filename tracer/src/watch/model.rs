@@ -8,7 +8,7 @@ use std::rc::Rc;
 use crate::analysis::Analysis;
 use crate::event::TcpState;
 use crate::flow::FlowKey;
-use crate::flow::pairing::{Flow as Attempt, attempts};
+use crate::flow::pairing::{Flow as Attempt, flows};
 use crate::flow::table::FlowGroup;
 use crate::report::{self, CauseCode, Flow, Loss, Time, VerdictCode};
 use crate::verdict::{self, Scene};
@@ -25,7 +25,7 @@ const ANSWERED_KEPT_NS: u64 = 10_000_000_000;
 /// (32 s, `tcp_syn_retries` 6), so that a repetition finds its flow.
 const UNANSWERED_QUIET_NS: u64 = 70_000_000_000;
 
-/// Which flow a row is about, from one refresh to the next: the five-tuple and the SYN's sequence number.
+/// Which flow a row is about, from one refresh to the next: the five-tuple and the flow's number there.
 pub type RowId = (FlowKey, Option<u32>);
 
 /// A flow that waits for its answer, or did not get it.
@@ -172,9 +172,9 @@ impl Model {
         let scene = Scene { analysis, now_ns };
         let mut over = BTreeSet::new();
         let mut live = Tally::default();
-        let mut flows = Vec::new();
+        let mut rows = Vec::new();
         for group in analysis.flows.groups() {
-            let seen: Vec<Seen> = attempts(&group)
+            let seen: Vec<Seen> = flows(&group)
                 .iter()
                 .map(|attempt| look(group.key(), attempt, scene))
                 .collect();
@@ -190,7 +190,7 @@ impl Model {
                     self.history.extend(seen.row);
                 } else {
                     live.add(&seen);
-                    flows.extend(seen.row);
+                    rows.extend(seen.row);
                 }
             }
             if is_over {
@@ -200,7 +200,7 @@ impl Model {
         let beyond = self.history.len().saturating_sub(HISTORY_MAX);
         self.history.drain(..beyond);
         analysis.flows.forget(&over);
-        flows.extend(self.history.iter().cloned());
+        rows.extend(self.history.iter().cloned());
 
         let ledger = analysis.ledger();
         let lost = [ledger.ring_full, ledger.missed, ledger.undecodable];
@@ -208,7 +208,7 @@ impl Model {
         let (settled, live_counts) = (self.settled.counts, live.counts);
         Snapshot {
             now_ns,
-            flows,
+            flows: rows,
             drops,
             other_drops: other_drops + live.other_drops,
             counts: Counts {
@@ -272,16 +272,12 @@ fn look(key: FlowKey, attempt: &Attempt<'_>, scene: Scene<'_>) -> Seen {
         flow.verdict.summary = format!("no answer yet, {waited_ms} ms after the request");
         flow.verdict.next = None;
     }
-    let isn = attempt
-        .request
-        .first()
-        .map(|request| request.first().segment.seq);
     Seen {
         outcome,
         is_over,
         drops: flow.losses.iter().filter_map(dropped).collect(),
         row: shown.then(|| FlowRow {
-            id: (key, isn),
+            id: (key, attempt.number),
             waiting: outcome == Outcome::Waiting,
             first_ns,
             flow: Rc::new(flow),

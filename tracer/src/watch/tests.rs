@@ -14,7 +14,7 @@ use super::plain;
 use super::view::{Title, draw};
 use crate::analysis::Analysis;
 use crate::event::{Death, DeviceId, NetnsId, SkbId, Symbol};
-use crate::flow::{FiveTuple, Point, Segment, Sighting, TcpFlags};
+use crate::flow::{FiveTuple, Message, Point, Segment, Sighting, TcpFlags};
 use crate::record::{CAPTURE_SCHEMA, Device, Header, Hook, HookState, Ledger, Record, View};
 use crate::report::Flow;
 use crate::report::tests::samples;
@@ -112,13 +112,14 @@ fn see(analysis: &mut Analysis, at_ms: u64, port: u16, flags: TcpFlags, point: P
             src,
             dst,
         },
-        segment: Segment {
+        hop_limit: 64,
+        message: Message::Tcp(Segment {
             seq,
             ack,
             flags,
             payload_len: 0,
             tsval: u32::try_from(at_ms).ok(),
-        },
+        }),
         icmp: None,
         tunnels: Vec::new(),
     });

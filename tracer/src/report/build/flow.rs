@@ -2,9 +2,11 @@
 
 use std::net::SocketAddr;
 
+use tracer_common::packet::IpProto;
+
 use super::super::{
-    At, Cause, Endpoint, Evidence, Flow, Hop, HopTunnel, Leg, Loss, Outer, PacketKind, Process,
-    Protocol, Reset, Side, Stage, Translation, Tunnel, TunnelKind, Tuple, Verdict,
+    At, Cause, Endpoint, Evidence, Exchange, Flow, Hop, HopTunnel, Leg, Loss, Outer, PacketKind,
+    Process, Protocol, Reset, Side, Stage, Translation, Tunnel, TunnelKind, Tuple, Verdict,
 };
 use super::Builder;
 use crate::event::{NetnsId, SocketHook, Symbol};
@@ -19,18 +21,21 @@ impl Builder<'_> {
         let request_kind = if attempt.request.is_empty() {
             PacketKind::Unseen
         } else {
-            PacketKind::Syn
+            attempt.request_kind()
         };
         Flow {
             id,
-            protocol: Protocol::Tcp,
+            protocol: protocol(attempt.protocol),
+            exchange: exchange(attempt),
             client: self.client(attempt),
             server: self.server(attempt),
             translations: self.translations(attempt),
             tunnels: tunnels(attempt),
             request: self.leg(request_kind, &attempt.request),
-            reply: self.leg(PacketKind::SynAck, &attempt.reply),
-            ack: Some(self.leg(PacketKind::Ack, &attempt.ack)),
+            reply: self.leg(attempt.reply_kind(), &attempt.reply),
+            ack: attempt
+                .is_tcp()
+                .then(|| self.leg(PacketKind::Ack, &attempt.ack)),
             resets: self.resets(attempt),
             retransmits: retransmits(attempt),
             losses: judgement
@@ -79,7 +84,7 @@ impl Builder<'_> {
         let netns = socket.and_then(|seen| seen.netns).or(seen_in);
         Endpoint {
             addr: address.ip(),
-            port: Some(address.port()),
+            port: has_ports(attempt.protocol).then_some(address.port()),
             process: process.map(|process| Process {
                 pid: process.pid,
                 comm: process.comm.clone(),
@@ -290,12 +295,44 @@ impl Builder<'_> {
     }
 }
 
-const fn tuple(tuple: FiveTuple) -> Tuple {
+fn protocol(number: u8) -> Protocol {
+    match number {
+        n if n == IpProto::Udp as u8 => Protocol::Udp,
+        n if n == IpProto::Icmp as u8 => Protocol::Icmp,
+        n if n == IpProto::Ipv6Icmp as u8 => Protocol::Icmp6,
+        _ => Protocol::Tcp,
+    }
+}
+
+fn has_ports(number: u8) -> bool {
+    matches!(protocol(number), Protocol::Tcp | Protocol::Udp)
+}
+
+/// An echo's addresses have its identifier where those of others have ports.
+fn port(protocol: u8, addr: SocketAddr) -> Option<u16> {
+    has_ports(protocol).then_some(addr.port())
+}
+
+/// What tells the exchange from others between the same ends.
+fn exchange(attempt: &Attempt<'_>) -> Option<Exchange> {
+    // The numbers come from fields of 16 bits.
+    let number = u16::try_from(attempt.number?).ok()?;
+    match attempt.request_kind() {
+        PacketKind::Query => Some(Exchange::Dns { id: number }),
+        PacketKind::EchoRequest => Some(Exchange::Echo {
+            id: attempt.client.port(),
+            seq: number,
+        }),
+        _ => None,
+    }
+}
+
+fn tuple(tuple: FiveTuple) -> Tuple {
     Tuple {
         src: tuple.src.ip(),
-        src_port: Some(tuple.src.port()),
+        src_port: port(tuple.protocol, tuple.src),
         dst: tuple.dst.ip(),
-        dst_port: Some(tuple.dst.port()),
+        dst_port: port(tuple.protocol, tuple.dst),
     }
 }
 
@@ -308,7 +345,11 @@ fn location(sighting: &Sighting) -> Option<&Symbol> {
 
 /// The copies beyond the first of each handshake packet, and the retransmissions that the sockets told beyond those of the SYN.
 fn retransmits(attempt: &Attempt<'_>) -> u64 {
-    let again = |transmissions: &[Transmission<'_>]| transmissions.len().saturating_sub(1);
+    // Datagrams without a number may all be different ones.
+    let counts = attempt.is_tcp() || attempt.number.is_some();
+    let again = |transmissions: &[Transmission<'_>]| {
+        transmissions.len().saturating_sub(1) * usize::from(counts)
+    };
     let told = attempt
         .sockets
         .iter()

@@ -13,7 +13,7 @@ use crate::analysis::Analysis;
 use crate::clock::Clock;
 use crate::event::{DeviceId, NetnsId};
 use crate::flow::Sighting;
-use crate::flow::pairing::{Flow as Attempt, attempts};
+use crate::flow::pairing::{Flow as Attempt, flows};
 use crate::record::{StoppedBy, View};
 use crate::verdict::{self, Judgement, Scene};
 
@@ -74,7 +74,7 @@ pub fn has_final_fault(analysis: &Analysis, now_ns: u64) -> bool {
     analysis
         .flows
         .groups()
-        .flat_map(|group| attempts(&group))
+        .flat_map(|group| flows(&group))
         .filter(|attempt| scene.shows(attempt))
         .any(|attempt| {
             let judgement = verdict::judge(&attempt, &scene);
@@ -104,7 +104,7 @@ impl Builder<'_> {
             .analysis
             .flows
             .groups()
-            .flat_map(|group| attempts(&group))
+            .flat_map(|group| flows(&group))
             .filter(|attempt| self.scene.shows(attempt))
             .collect();
         attempts.sort_by_key(Attempt::first_ns);

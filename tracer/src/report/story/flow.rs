@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use super::path::{self, netns};
 use super::{Item, Row, Section, Tone};
 use crate::report::{
-    At, Cause, CauseCode, Confidence, Endpoint, Evidence, Flow, Hop, Leg, Loss, PacketKind, Side,
-    Stage, Time, Tuple, VerdictCode,
+    At, Cause, CauseCode, Confidence, Endpoint, Evidence, Exchange, Flow, Hop, Leg, Loss,
+    PacketKind, Side, Stage, Time, Tuple, VerdictCode,
 };
 
 /// Pieces of evidence, losses or translations that are shown for a flow.
@@ -74,8 +74,13 @@ pub(super) fn line(flow: &Flow) -> String {
 
 /// Who talks to whom.
 pub(super) fn tuple(flow: &Flow) -> String {
+    let which = match flow.exchange {
+        Some(Exchange::Dns { id }) => format!(", DNS id {id}"),
+        Some(Exchange::Echo { id, seq }) => format!(" echo, id {id} seq {seq}"),
+        None => String::new(),
+    };
     format!(
-        "{} → {} {}",
+        "{} → {} {}{which}",
         address(flow.client.addr, flow.client.port),
         address(flow.server.addr, flow.server.port),
         flow.protocol.name()

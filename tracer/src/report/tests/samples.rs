@@ -170,6 +170,7 @@ pub(super) fn flow(id: u64, verdict: Verdict) -> Flow {
     Flow {
         id,
         protocol: Protocol::Tcp,
+        exchange: None,
         client: endpoint([10, 244, 182, 26], port),
         server: endpoint([10, 244, 190, 4], 6379),
         translations: Vec::new(),

@@ -1,0 +1,281 @@
+//! DNS, ICMP echo and other UDP.
+
+use super::*;
+use crate::flow::{Datagram, Dns, Echo};
+
+const THERE: &[At] = &super::THERE.split_at(6).0;
+
+impl From<Datagram> for Message {
+    fn from(datagram: Datagram) -> Self {
+        Self::Udp(datagram)
+    }
+}
+
+impl From<Echo> for Message {
+    fn from(echo: Echo) -> Self {
+        Self::Echo(echo)
+    }
+}
+
+fn datagram(ip_id: u16) -> Datagram {
+    Datagram {
+        udp_len: 40,
+        ip_id,
+        dns: None,
+        fragmented: false,
+    }
+}
+
+fn query(id: u16, ip_id: u16) -> Datagram {
+    let dns = Some(Dns {
+        id,
+        is_response: false,
+    });
+    Datagram {
+        dns,
+        ..datagram(ip_id)
+    }
+}
+
+fn answer(id: u16, ip_id: u16) -> Datagram {
+    let dns = Some(Dns {
+        id,
+        is_response: true,
+    });
+    Datagram {
+        dns,
+        ..datagram(ip_id)
+    }
+}
+
+fn echo(seq: u16, is_reply: bool) -> Echo {
+    Echo {
+        is_reply,
+        seq,
+        payload_len: 56,
+        ip_id: 0,
+    }
+}
+
+fn dns_story() -> Story {
+    let mut story = Story::whole();
+    story.server.set_port(53);
+    story
+}
+
+/// An ICMP error of the server's host about a datagram of the client.
+fn port_unreachable(story: &mut Story, at_ms: u64, about: Datagram) {
+    story.icmp = Some(IcmpError {
+        version: 4,
+        kind: 3,
+        code: 3,
+        from: story.server.ip(),
+        to: story.client.ip(),
+    });
+    story.see(at_ms, true, about, &BACK, None);
+    story.icmp = None;
+}
+
+fn in_udp(reason: &str) -> Option<Death> {
+    killed(reason, &["__udp4_lib_rcv", "ip_protocol_deliver_rcu"])
+}
+
+#[test]
+fn an_answered_query_is_answered() {
+    let mut story = dns_story();
+    story.see(0, true, query(7, 1), THERE, None);
+    story.see(3, false, answer(7, 1), &BACK, None);
+    story.check(VerdictCode::Answered, Confidence::Proven, |judgement| {
+        assert!(
+            judgement.summary.starts_with("answered in 3.0 ms"),
+            "{}",
+            judgement.summary
+        );
+    });
+}
+
+#[test]
+fn of_two_queries_on_one_socket_the_one_without_an_answer_is_named() {
+    let mut story = dns_story();
+    story.see(0, true, query(7, 1), THERE, None);
+    story.see(0, true, query(8, 2), THERE, None);
+    story.see(3, false, answer(7, 3), &BACK, None);
+    story.see(3, false, answer(8, 4), &BACK[..2], nft_forward());
+    let scene = Scene {
+        analysis: &story.analysis,
+        now_ns: story.now_ns,
+    };
+    let group = story.analysis.flows.groups().next().expect("a group");
+    let codes: Vec<_> = flows(&group)
+        .iter()
+        .map(|flow| (flow.number, judge(flow, &scene).code))
+        .collect();
+    assert_eq!(
+        codes,
+        [
+            (Some(7), VerdictCode::Answered),
+            (Some(8), VerdictCode::ReplyDropped)
+        ]
+    );
+}
+
+#[test]
+fn a_query_without_an_answer_is_a_fault_only_after_five_seconds() {
+    let mut story = dns_story();
+    story.see(0, true, query(7, 1), THERE, None);
+    story.now_ns = 4_000 * MS;
+    story.check(VerdictCode::Inconclusive, Confidence::Inconclusive, |_| {});
+    story.now_ns = 5_100 * MS;
+    story.check(
+        VerdictCode::RequestNotAnswered,
+        Confidence::Inferred,
+        |_| {},
+    );
+}
+
+#[test]
+fn a_datagram_without_an_answer_is_one_way() {
+    let mut story = Story::whole();
+    for ip_id in 1..4 {
+        story.see(u64::from(ip_id), true, datagram(ip_id), THERE, None);
+    }
+    story.check(VerdictCode::OneWay, Confidence::Inferred, |judgement| {
+        assert!(
+            judgement.summary.contains("3 datagrams arrived"),
+            "{}",
+            judgement.summary
+        );
+    });
+}
+
+#[test]
+fn a_stream_that_loses_datagrams_says_how_many() {
+    let mut story = Story::whole();
+    story.see(0, true, datagram(1), THERE, None);
+    story.see(1, true, datagram(2), THERE, in_udp("SOCKET_RCVBUFF"));
+    story.see(2, true, datagram(3), THERE, in_udp("SOCKET_RCVBUFF"));
+    story.check(VerdictCode::DataDropped, Confidence::Proven, |judgement| {
+        assert!(
+            judgement.summary.starts_with("2 of 3 datagrams dropped"),
+            "{}",
+            judgement.summary
+        );
+        assert_eq!(
+            judgement.cause.as_ref().map(|cause| cause.code),
+            Some(CauseCode::SocketBuffer)
+        );
+    });
+}
+
+#[test]
+fn silence_after_answers_is_a_fault_once_the_client_asked_again() {
+    let mut story = Story::whole();
+    story.see(0, true, datagram(1), THERE, None);
+    story.see(1, false, datagram(2), &BACK, None);
+    story.see(100, true, datagram(3), THERE, None);
+    story.check(VerdictCode::Answered, Confidence::Proven, |_| {});
+    story.see(1_100, true, datagram(4), THERE, None);
+    story.check(
+        VerdictCode::RequestNotAnswered,
+        Confidence::Inferred,
+        |judgement| {
+            assert!(
+                judgement
+                    .summary
+                    .starts_with("answered before, but not since"),
+                "{}",
+                judgement.summary
+            );
+        },
+    );
+}
+
+#[test]
+fn a_port_without_a_socket_refuses() {
+    let mut story = Story::whole();
+    story.see(0, true, datagram(1), THERE, in_udp("NO_SOCKET"));
+    port_unreachable(&mut story, 0, datagram(1));
+    story.check(VerdictCode::Refused, Confidence::Proven, |judgement| {
+        assert_eq!(
+            judgement.cause.as_ref().map(|cause| cause.code),
+            Some(CauseCode::NoListener)
+        );
+    });
+}
+
+#[test]
+fn a_reply_to_a_closed_socket_is_no_fault() {
+    let mut story = dns_story();
+    story.see(0, true, query(7, 1), THERE, None);
+    story.see(3, false, answer(7, 1), &BACK, in_udp("NO_SOCKET"));
+    story.check(
+        VerdictCode::Inconclusive,
+        Confidence::Inconclusive,
+        |judgement| {
+            assert!(
+                judgement.summary.contains("after the client had given up"),
+                "{}",
+                judgement.summary
+            );
+            assert!(judgement.losses.iter().all(|loss| loss.innocent));
+        },
+    );
+}
+
+#[test]
+fn an_echo_reply_that_icmp_frees_was_delivered() {
+    let mut story = Story::whole();
+    story.see(0, true, echo(1, false), THERE, None);
+    story.see(
+        1,
+        false,
+        echo(1, true),
+        &BACK,
+        killed("NO_SOCKET", &["ping_rcv", "icmp_rcv"]),
+    );
+    story.check(VerdictCode::Answered, Confidence::Proven, |_| {});
+}
+
+#[test]
+fn a_lost_echo_reply_is_named_beside_the_answered_ones() {
+    let mut story = Story::whole();
+    story.see(0, true, echo(1, false), THERE, None);
+    story.see(1, false, echo(1, true), &BACK, None);
+    story.see(1_000, true, echo(2, false), THERE, None);
+    story.see(1_001, false, echo(2, true), &BACK[..2], nft_forward());
+    story.check(VerdictCode::ReplyDropped, Confidence::Proven, |judgement| {
+        assert!(
+            judgement.summary.contains("echo reply killed"),
+            "{}",
+            judgement.summary
+        );
+    });
+}
+
+#[test]
+fn an_answer_that_leaves_the_view_is_answered_unless_the_query_comes_again() {
+    let node_b = View::Netns {
+        netns: vec![NODE_B, POD_B],
+    };
+    let mut story = Story::new(node_b);
+    story.server.set_port(53);
+    story.see(0, true, query(7, 1), &THERE[3..], None);
+    story.see(1, false, answer(7, 2), &BACK[..3], None);
+    story.check(VerdictCode::Answered, Confidence::Inferred, |_| {});
+    story.see(5_000, true, query(7, 3), &THERE[3..], None);
+    story.see(5_001, false, answer(7, 4), &BACK[..3], None);
+    story.check(VerdictCode::ReplyLeftNode, Confidence::Inferred, |_| {});
+}
+
+#[test]
+fn a_lossy_ledger_takes_the_proof_from_an_answer() {
+    let mut story = dns_story();
+    story.see(0, true, query(7, 1), THERE, None);
+    story.see(3, false, answer(7, 1), &BACK, None);
+    story.analysis.push(&Record::Ledger(Ledger {
+        time_ns: 5 * MS,
+        ring_full: 3,
+        ..Ledger::default()
+    }));
+    story.check(VerdictCode::Answered, Confidence::Inferred, |_| {});
+}
