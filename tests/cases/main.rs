@@ -4,6 +4,7 @@ mod bad_input;
 mod capture;
 mod changing;
 mod commands;
+mod datagrams;
 mod handshake;
 mod healthy;
 mod lab;

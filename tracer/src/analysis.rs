@@ -85,6 +85,9 @@ impl Analysis {
     pub fn ledger(&self) -> Ledger {
         let mut ledger = self.ledgers.last().copied().unwrap_or_default();
         ledger.table_full = ledger.table_full.saturating_add(self.flows.table_full());
+        ledger.rate_limited = ledger
+            .rate_limited
+            .saturating_add(self.flows.rate_limited());
         ledger.undecodable = ledger.undecodable.saturating_add(self.unreadable_records);
         ledger
     }

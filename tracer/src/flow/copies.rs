@@ -205,13 +205,22 @@ fn continues(at: &Sighting, next: &Sighting, devices: &Devices, view: &View) -> 
     }
 }
 
+/// How long a packet of a sampled stream may take from one sighting to the next.
+const SAMPLED_HOP_NS: u64 = 50_000_000;
+
 /// Splits the sightings of one packet, sorted by time, into its transmissions.
 ///
 /// What the sender puts into each transmission anew (the TCP timestamp, the IP identification) tells two apart, but for
 /// TCP's of one millisecond: a SYN-ACK that answers a repeated SYN may meet one that is repeated by the timer. They, and
 /// those without such a mark, are told apart by a place that is passed for the second time, by another skb or without a
 /// mark to vouch for the skb.
-pub fn split<'a>(sightings: impl IntoIterator<Item = &'a Sighting>) -> Vec<Transmission<'a>> {
+///
+/// Of a stream that was too long to be kept whole (`sampled`), a packet without a mark may be one whose earlier sightings
+/// are not there: only its skb joins it to another, and only shortly after.
+pub fn split<'a>(
+    sightings: impl IntoIterator<Item = &'a Sighting>,
+    sampled: bool,
+) -> Vec<Transmission<'a>> {
     let mut transmissions: Vec<Transmission<'a>> = Vec::new();
     for sighting in sightings {
         let mark = sighting.message.transmission();
@@ -231,15 +240,23 @@ pub fn split<'a>(sightings: impl IntoIterator<Item = &'a Sighting>) -> Vec<Trans
                 .iter()
                 .any(|seen| same_place(seen, sighting))
         };
+        let is_strict = sampled && mark.is_none();
+        let in_time = |transmission: &Transmission<'a>| {
+            let last_ns = transmission.last().time_ns;
+            !is_strict || sighting.time_ns.saturating_sub(last_ns) < SAMPLED_HOP_NS
+        };
         let index = transmissions
             .iter()
             .rposition(|each| {
-                same_mark(each) && same_skb(each) && (mark.is_some() || !passed(each))
+                same_mark(each)
+                    && same_skb(each)
+                    && (mark.is_some() || !passed(each))
+                    && in_time(each)
             })
             .or_else(|| {
                 transmissions
                     .iter()
-                    .rposition(|each| same_mark(each) && !passed(each))
+                    .rposition(|each| !is_strict && same_mark(each) && !passed(each))
             });
         match index {
             Some(index) => transmissions[index].sightings.push(sighting),

@@ -210,7 +210,8 @@ fn nearest_to_client<'t>(
 }
 
 /// Packets that say different things are different packets; those that say the same are split by transmission.
-fn split_by_content(sightings: Vec<&Sighting>) -> Vec<Transmission<'_>> {
+/// `sampled` as in [`split`].
+fn split_by_content(sightings: Vec<&Sighting>, sampled: bool) -> Vec<Transmission<'_>> {
     let mut known: HashMap<Message, usize> = HashMap::new();
     let mut groups: Vec<Vec<&Sighting>> = Vec::new();
     for sighting in sightings {
@@ -222,7 +223,10 @@ fn split_by_content(sightings: Vec<&Sighting>) -> Vec<Transmission<'_>> {
         }
         groups[index].push(sighting);
     }
-    let mut transmissions: Vec<Transmission<'_>> = groups.into_iter().flat_map(split).collect();
+    let mut transmissions: Vec<Transmission<'_>> = groups
+        .into_iter()
+        .flat_map(|group| split(group, sampled))
+        .collect();
     transmissions.sort_by_key(|transmission| transmission.first().order());
     transmissions
 }

@@ -7,8 +7,10 @@ use crate::event::{NetnsId, SkbId};
 
 /// The most flows that are kept at once.
 pub const FLOWS_MAX: usize = 65_536;
-/// The most sightings of data that one flow keeps; what opens, refuses or ends it is kept up to twice as many.
-pub const SIGHTINGS_MAX: usize = 1_024;
+/// The most sightings of passing data that one flow keeps in each direction, so that the first of either is seen.
+pub const PASSING_MAX: usize = 512;
+/// The most sightings that one flow keeps: what opens, refuses or ends it, and deaths, have room beside the data.
+pub const SIGHTINGS_MAX: usize = 4 * PASSING_MAX;
 /// The most sightings that all flows keep together (about 200 bytes each).
 pub const SIGHTINGS_TOTAL_MAX: usize = 2_000_000;
 /// The most addresses that one connection's packets are known by: each translator adds one or two.
@@ -29,6 +31,8 @@ pub struct FlowEvents {
     pub sockets: Vec<SocketSighting>,
     /// How many sightings did not fit.
     pub left_out: u64,
+    /// How many of `sightings` are of passing data, by direction.
+    passing: [usize; 2],
 }
 
 /// The five-tuples of one flow: one, or those that it was translated into as well.
@@ -138,6 +142,8 @@ pub struct FlowTable {
     sightings: usize,
     /// Flows and sightings that did not fit.
     table_full: u64,
+    /// Datagrams of busy flows that were seen passing and not kept.
+    rate_limited: u64,
     last_xmits: HashMap<u16, VecDeque<(SkbId, FlowKey, Sighting)>>,
 }
 
@@ -248,6 +254,11 @@ impl FlowTable {
         self.table_full
     }
 
+    /// Sightings of passing datagrams beyond what a flow keeps of them.
+    pub const fn rate_limited(&self) -> u64 {
+        self.rate_limited
+    }
+
     /// How many flows there are.
     pub fn len(&self) -> usize {
         self.flows.len()
@@ -326,18 +337,20 @@ impl FlowTable {
             || !matches!(sighting.point, Point::Xmit | Point::Receive);
         let is_tcp = matches!(sighting.message, Message::Tcp(_));
         let flow = self.flows.entry(key).or_default();
-        let room = if decides {
-            2 * SIGHTINGS_MAX
-        } else {
-            SIGHTINGS_MAX
-        };
-        if flow.sightings.len() < room {
-            flow.sightings.push(sighting);
-            self.sightings += 1;
-        } else if decides || !is_tcp {
+        let passing = &mut flow.passing[usize::from(sighting.tuple.src <= sighting.tuple.dst)];
+        if !decides && *passing >= PASSING_MAX {
+            // TCP's data beyond the bound is not a loss: its verdicts never look that far.
+            if !is_tcp {
+                flow.left_out += 1;
+                self.rate_limited += 1;
+            }
+        } else if flow.sightings.len() >= SIGHTINGS_MAX {
             flow.left_out += 1;
             self.table_full += 1;
+        } else {
+            *passing += usize::from(!decides);
+            flow.sightings.push(sighting);
+            self.sightings += 1;
         }
-        // TCP's data beyond the bound is not a loss: a handshake's verdict never looks that far.
     }
 }

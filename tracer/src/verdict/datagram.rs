@@ -8,9 +8,9 @@ use std::net::IpAddr;
 
 use super::finding::{Finding, conclude, doubt, weigh};
 use super::losses::{self, Loss};
-use super::lost::{death, next_of, reply_lost, request_lost};
+use super::lost::{next_of, reply_lost, request_lost};
 use super::refusal::refused;
-use super::{Judgement, Scene, words};
+use super::{Judgement, Scene, diagnosis, words};
 use crate::codes::{Confidence, PacketKind, Stage, VerdictCode};
 use crate::flow::Sighting;
 use crate::flow::copies::{End, Transmission};
@@ -117,18 +117,24 @@ fn stream_loses<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<'a>> {
         .filter(|dead| losses::innocent_because(PacketKind::Datagram, dead, flow).is_none())
         .collect();
     let last = *dead.last()?;
-    let finding = death(
-        VerdictCode::DataDropped,
-        &format!("{} of {} datagrams dropped", dead.len(), flow.request.len()),
-        PacketKind::Datagram,
-        last,
-        &flow.request,
-        scene,
+    let cause = diagnosis::of(last, scene.devices())?;
+    let how_many = if flow.left_out {
+        format!("at least {} datagrams", dead.len())
+    } else {
+        format!("{} of {} datagrams", dead.len(), flow.request.len())
+    };
+    let summary = format!(
+        "{how_many} dropped {} {}",
+        scene.place_words(last),
+        cause.phrase
     );
-    // Those that came through say that the way was open: no later one changes that this one died.
     Some(Finding {
+        next: next_of(last, &cause, scene),
+        // No later datagram changes that this one died.
         died_twice: true,
-        ..finding
+        ..Finding::new(VerdictCode::DataDropped, Confidence::Proven, summary)
+            .at(last, cause.stage)
+            .because(cause)
     })
 }
 

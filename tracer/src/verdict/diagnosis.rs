@@ -158,7 +158,21 @@ impl Trace<'_> {
         }
         let by_function = self.functions().find_map(|function| {
             Some(match function {
-                "vxlan_rcv" | "geneve_udp_encap_recv" | "udp_queue_rcv_one_skb" => Stage::Decap,
+                "vxlan_rcv" | "geneve_udp_encap_recv" => Stage::Decap,
+                "udp_queue_rcv_one_skb" | "udpv6_queue_rcv_one_skb"
+                    if !sighting.tunnels.is_empty() =>
+                {
+                    Stage::Decap
+                }
+                "udp_queue_rcv_one_skb"
+                | "udpv6_queue_rcv_one_skb"
+                | "udp_unicast_rcv_skb"
+                | "udp6_unicast_rcv_skb"
+                | "__udp4_lib_rcv"
+                | "__udp6_lib_rcv"
+                | "icmp_rcv"
+                | "icmpv6_rcv"
+                | "ping_rcv" => Stage::LocalIn,
                 "vxlan_xmit" | "vxlan_xmit_one" | "geneve_xmit" | "wg_xmit" => Stage::Encap,
                 "ip_forward" | "ip6_forward" | "ip_forward_finish" => Stage::Forward,
                 "tcp_v4_rcv"

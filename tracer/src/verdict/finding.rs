@@ -44,6 +44,13 @@ impl<'a> Finding<'a> {
         }
     }
 
+    pub(super) fn because(self, cause: Diagnosis) -> Self {
+        Self {
+            cause: Some(cause),
+            ..self
+        }
+    }
+
     pub(super) fn at(self, sighting: &'a Sighting, stage: Stage) -> Self {
         Self {
             at: Some(Place { sighting, stage }),
@@ -77,7 +84,8 @@ pub(super) fn doubt(flow: &Flow<'_>, finding: &Finding<'_>, scene: &Scene<'_>) -
     if scene.analysis.lost_between(flow.first_ns(), scene.now_ns) {
         return Some("events were lost while this flow was watched (see the ledger)".to_owned());
     }
-    if flow.left_out {
+    // That some datagrams of a stream died is no less true for the others that were not kept.
+    if flow.left_out && finding.code != VerdictCode::DataDropped {
         return Some("this flow had more packets than are kept".to_owned());
     }
     let missing = scene

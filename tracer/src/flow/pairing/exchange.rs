@@ -55,8 +55,9 @@ impl<'a> Exchange<'a> {
     }
 
     fn finish(self, group: &FlowGroup<'a>) -> Flow<'a> {
-        let request = split_by_content(self.requests);
-        let reply = split_by_content(self.replies);
+        let sampled = group.left_out();
+        let request = split_by_content(self.requests, sampled);
+        let reply = split_by_content(self.replies, sampled);
         let nearest = nearest_to_client(&request, reply.iter()).unwrap_or(self.forward[0]);
         Flow {
             protocol: nearest.protocol,
@@ -72,7 +73,7 @@ impl<'a> Exchange<'a> {
             errors: self.errors,
             data: self.data,
             sockets: Vec::new(),
-            left_out: group.left_out(),
+            left_out: sampled,
         }
     }
 }

@@ -135,9 +135,9 @@ impl<'a> Attempt<'a> {
     }
 
     fn finish(self, group: &FlowGroup<'a>) -> Flow<'a> {
-        let request = split(self.syns);
-        let reply = split_by_content(self.syn_acks);
-        let refusals = split_by_content(self.refusals);
+        let request = split(self.syns, false);
+        let reply = split_by_content(self.syn_acks, false);
+        let refusals = split_by_content(self.refusals, false);
         let answers = reply.iter().chain(&refusals);
         let nearest = nearest_to_client(&request, answers).unwrap_or(self.forward[0]);
         Flow {
@@ -148,9 +148,9 @@ impl<'a> Attempt<'a> {
             forward: self.forward,
             request,
             reply,
-            ack: split_by_content(self.acks),
+            ack: split_by_content(self.acks, false),
             refusals,
-            resets: split_by_content(self.resets),
+            resets: split_by_content(self.resets, false),
             errors: self.errors,
             data: self.data,
             sockets: self.sockets,
