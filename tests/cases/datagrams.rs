@@ -4,7 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
+use serde_json::Value;
 use tracer::lab::{Family, Topology, UdpServer, answer_dns, dns_query, ping, udp_socket};
 use tracer_tests::{Expected, Observers, Views, answered, faults, inferred, proven, with_lab};
 
@@ -27,9 +28,14 @@ fn ask(lab: &Topology, port: u16, payload: &[u8]) -> Result<(SocketAddr, bool)> 
     Ok((client.local_addr()?, came_back))
 }
 
+/// Both IP versions, at once: most of a test is waiting.
 fn both(test: fn(Family) -> Result<()>) -> Result<()> {
-    test(Family::V4)?;
-    test(Family::V6)
+    thread::scope(|scope| {
+        let v4 = scope.spawn(move || test(Family::V4));
+        test(Family::V6)?;
+        v4.join()
+            .map_err(|_| anyhow!("the test over IPv4 panicked"))?
+    })
 }
 
 #[test]
@@ -64,6 +70,51 @@ fn dns_answer_dropped_by_the_client_nodes_forward_chain() -> Result<()> {
                     },
                 ),
             ])
+        })
+    })
+}
+
+#[test]
+fn dns_through_a_service_is_one_flow() -> Result<()> {
+    both(|family| {
+        with_lab(family, |lab| {
+            let ip = lab.plan.nft_family();
+            let (service, backend) = (lab.plan.service(53), lab.plan.server(53));
+            lab.node_a.nft(&format!(
+                "add table {ip} nat\n\
+                 add chain {ip} nat prerouting {{ type nat hook prerouting priority -100; }}\n\
+                 add rule {ip} nat prerouting {ip} daddr {} udp dport 53 dnat to {backend}\n",
+                service.ip()
+            ))?;
+            let _server = UdpServer::start(&lab.pod_b, backend, answer_dns)?;
+            let observers = Observers::start(lab)?;
+            let client = udp_socket(&lab.pod_a, SocketAddr::new(lab.plan.client_ip(), 0))?;
+            client.set_read_timeout(Some(PATIENCE))?;
+            client.send_to(&dns_query(1), service)?;
+            let (_, from) = client.recv_from(&mut [0; 2048])?;
+            ensure!(from == service, "the answer is not translated back");
+            let reports = observers.stop()?;
+            reports.check(&[(
+                client.local_addr()?,
+                Views {
+                    server_node: ANSWER_LEFT,
+                    ..Views::all(answered())
+                },
+            )])?;
+            let report = reports.full.report()?;
+            let asked = report
+                .pointer("/flows/0/server/addr")
+                .and_then(Value::as_str);
+            ensure!(
+                asked == Some(&service.ip().to_string()),
+                "the client asked {asked:?}"
+            );
+            let translations = report.pointer("/flows/0/translations");
+            ensure!(
+                translations.and_then(Value::as_array).map(Vec::len) == Some(2),
+                "there and back, not {translations:?}"
+            );
+            Ok(())
         })
     })
 }

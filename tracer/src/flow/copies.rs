@@ -2,8 +2,8 @@
 //! one of them with everything that was seen of it; its [`End`]s say what became of each branch.
 
 use crate::devices::{Devices, FarEnd};
-use crate::event::{NetnsId, SkbId};
-use crate::flow::{Point, Sighting};
+use crate::event::{Death, NetnsId, SkbId};
+use crate::flow::{Message, Point, Sighting};
 use crate::record::View;
 
 /// `NETDEV_TX_BUSY`: the driver was busy, and the packet goes back into the queue.
@@ -141,6 +141,7 @@ impl<'a> Transmission<'a> {
                     // The free that the refusal led to tells more.
                     Point::Refused(_) if killed(at) => return None,
                     Point::Refused(NETDEV_TX_BUSY) => End::Vanished(at),
+                    Point::Drop(_) if was_queued(at) => End::Delivered(at),
                     Point::Drop(_) | Point::Refused(_) => End::Died(at),
                     Point::Consume => End::Consumed(at),
                     Point::Receive if arrived(at, devices) => End::Delivered(at),
@@ -174,6 +175,17 @@ pub fn is_bystander(at: &Sighting) -> bool {
             death.location.function.as_str(),
             "packet_rcv" | "tpacket_rcv" | "packet_rcv_spkt"
         )
+}
+
+/// Whether the packet lay in its socket's queue until the socket was closed. TCP has no such packets that matter: what
+/// opens a connection is not queued.
+pub fn was_queued(at: &Sighting) -> bool {
+    let by_destructor = |death: &Death| {
+        // inet_sock_destruct (net/ipv4/af_inet.c) and udp_destruct_common (net/ipv4/udp.c) empty the queues.
+        ["inet_sock_destruct", "udp_destruct_common"].contains(&death.location.plain_name())
+    };
+    !matches!(at.message, Message::Tcp(_))
+        && matches!(&at.point, Point::Drop(death) if by_destructor(death))
 }
 
 /// Whether `next`, seen after `at`, shows that the branch went on.

@@ -6,7 +6,7 @@
 use crate::codes::{CauseCode, Stage};
 use crate::devices::Devices;
 use crate::event::{Death, Symbol};
-use crate::flow::{Point, Sighting};
+use crate::flow::{Message, Point, Sighting};
 
 /// Why a packet died, and where in the stack.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -422,9 +422,11 @@ pub fn next(
             device.unwrap_or("the one above"),
         ),
         CauseCode::NoListener if !sighting.tunnels.is_empty() => compare_tunnels(ns),
-        CauseCode::NoListener | CauseCode::Rejected => {
-            format!("`{ns}ss -ltnp 'sport = {}'`", dst.port())
-        }
+        CauseCode::NoListener | CauseCode::Rejected => match sighting.message {
+            Message::Tcp(_) => format!("`{ns}ss -ltnp 'sport = {}'`", dst.port()),
+            Message::Udp(_) => format!("`{ns}ss -lunp 'sport = {}'`", dst.port()),
+            Message::Echo(_) => format!("`{ns}nft list ruleset`"),
+        },
         CauseCode::UnknownVni => compare_tunnels(ns),
         CauseCode::NeighbourUnresolved => format!(
             "`{ns}ip neigh show to {}`; `{ns}ip route get {}`",

@@ -5,7 +5,7 @@ use super::diagnosis::{self, Diagnosis};
 use super::{Scene, gave_up_at};
 use crate::codes::PacketKind;
 use crate::event::Death;
-use crate::flow::copies::{End, Transmission, is_bystander};
+use crate::flow::copies::{End, Transmission, is_bystander, was_queued};
 use crate::flow::pairing::Flow;
 use crate::flow::{Point, Segment, Sighting, TcpFlags};
 
@@ -119,7 +119,8 @@ pub fn innocent_because(
         PacketKind::Data if in_tcp && !death.has_reason() && is_read(&sighting.segment()) => {
             Some("it carries no data, and TCP has read the rest")
         }
-        _ if SPENT.contains(&reason) => Some("TCP had no more use for it"),
+        _ if SPENT.contains(&reason) && flow.is_tcp() => Some("TCP had no more use for it"),
+        _ if was_queued(sighting) => Some("its socket was closed before it was read"),
         _ if reason == "OTHERHOST" && has_twin(sighting, flow) => {
             Some("a copy that a bridge flooded to a host it was not meant for")
         }

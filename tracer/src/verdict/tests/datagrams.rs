@@ -237,6 +237,17 @@ fn an_echo_reply_that_icmp_frees_was_delivered() {
 }
 
 #[test]
+fn a_reply_that_its_socket_never_read_was_delivered() {
+    let mut story = dns_story();
+    let closed = killed("QUEUE_PURGE", &["inet_sock_destruct", "__sk_destruct"]);
+    story.see(0, true, query(7, 1), THERE, None);
+    story.see(3, false, answer(7, 1), &BACK, closed);
+    story.check(VerdictCode::Answered, Confidence::Proven, |judgement| {
+        assert!(judgement.losses.iter().all(|loss| loss.innocent));
+    });
+}
+
+#[test]
 fn a_lost_echo_reply_is_named_beside_the_answered_ones() {
     let mut story = Story::whole();
     story.see(0, true, echo(1, false), THERE, None);
