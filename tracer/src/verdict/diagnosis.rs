@@ -164,15 +164,6 @@ impl Trace<'_> {
                 {
                     Stage::Decap
                 }
-                "udp_queue_rcv_one_skb"
-                | "udpv6_queue_rcv_one_skb"
-                | "udp_unicast_rcv_skb"
-                | "udp6_unicast_rcv_skb"
-                | "__udp4_lib_rcv"
-                | "__udp6_lib_rcv"
-                | "icmp_rcv"
-                | "icmpv6_rcv"
-                | "ping_rcv" => Stage::LocalIn,
                 "vxlan_xmit" | "vxlan_xmit_one" | "geneve_xmit" | "wg_xmit" => Stage::Encap,
                 "ip_forward" | "ip6_forward" | "ip_forward_finish" => Stage::Forward,
                 "tcp_v4_rcv"
@@ -180,6 +171,15 @@ impl Trace<'_> {
                 | "tcp_v4_do_rcv"
                 | "tcp_v6_do_rcv"
                 | "tcp_rcv_state_process"
+                | "udp_queue_rcv_one_skb"
+                | "udpv6_queue_rcv_one_skb"
+                | "udp_unicast_rcv_skb"
+                | "udp6_unicast_rcv_skb"
+                | "__udp4_lib_rcv"
+                | "__udp6_lib_rcv"
+                | "icmp_rcv"
+                | "icmpv6_rcv"
+                | "ping_rcv"
                 | "ip_local_deliver"
                 | "ip_local_deliver_finish"
                 | "ip6_input"

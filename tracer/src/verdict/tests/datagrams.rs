@@ -3,7 +3,7 @@
 use super::*;
 use crate::flow::{Datagram, Dns, Echo};
 
-const THERE: &[At] = &super::THERE.split_at(6).0;
+const THERE: &[At] = super::THERE.split_at(6).0;
 
 impl From<Datagram> for Message {
     fn from(datagram: Datagram) -> Self {
