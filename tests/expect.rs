@@ -14,6 +14,7 @@ pub struct Expected {
     causes: &'static [&'static str],
     drop_reason: Option<&'static str>,
     function: Option<&'static str>,
+    says: Option<&'static str>,
     has_losses: bool,
     request_unseen: bool,
 }
@@ -27,6 +28,7 @@ const ANYTHING: Expected = Expected {
     causes: &[],
     drop_reason: None,
     function: None,
+    says: None,
     has_losses: false,
     request_unseen: false,
 };
@@ -68,6 +70,20 @@ pub const fn unseen() -> Expected {
     ANYTHING
 }
 
+/// The SYN was seen to leave node-a, and nothing came back.
+pub const SYN_LEFT_NODE_A: Expected = inferred("request_left_node").at("node-a", &["ens0"]);
+
+/// The SYN-ACK was seen to leave node-b, and no ACK came.
+pub const SYN_ACK_LEFT_NODE_B: Expected = inferred("reply_left_node").at("node-b", &["ens0"]);
+
+/// A rule of nftables killed the packet.
+pub const fn by_netfilter(code: &'static str) -> Expected {
+    proven(code)
+        .cause(&["netfilter"])
+        .reason("NETFILTER_DROP")
+        .function("nft_do_chain")
+}
+
 impl Expected {
     /// In the namespace of this name, on one of these devices.
     pub const fn at(mut self, netns: &'static str, devices: &'static [&'static str]) -> Self {
@@ -97,6 +113,12 @@ impl Expected {
     /// Freed by this kernel function, whatever suffix the compiler gave it.
     pub const fn function(mut self, function: &'static str) -> Self {
         self.function = Some(function);
+        self
+    }
+
+    /// In a sentence with these words.
+    pub const fn says(mut self, words: &'static str) -> Self {
+        self.says = Some(words);
         self
     }
 
@@ -156,6 +178,12 @@ impl Expected {
                 ));
             }
         }
+        if let Some(words) = self.says {
+            let summary = flow.pointer("/verdict/summary").and_then(Value::as_str);
+            if !summary.is_some_and(|summary| summary.contains(words)) {
+                differences.push(format!("the summary is {summary:?}, want {words:?} in it"));
+            }
+        }
         let losses = flow.pointer("/losses").and_then(Value::as_array);
         if self.has_losses && losses.is_none_or(Vec::is_empty) {
             differences.push("no losses are told, and there were some".to_owned());
@@ -183,6 +211,24 @@ pub struct Views {
 }
 
 impl Views {
+    /// A death on the client's node or in its pod.
+    pub const fn on_the_clients_node(expected: Expected, server_node: Expected) -> Self {
+        Self {
+            full: expected,
+            server_node,
+            client_node: expected,
+        }
+    }
+
+    /// A death on the server's node or in its pod.
+    pub const fn on_the_servers_node(expected: Expected, client_node: Expected) -> Self {
+        Self {
+            full: expected,
+            server_node: expected,
+            client_node,
+        }
+    }
+
     /// The same in all three.
     pub const fn all(expected: Expected) -> Self {
         Self {

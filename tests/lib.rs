@@ -5,9 +5,11 @@
 //!
 //! What a test expects is written from the contract of verdicts, never copied from what the binary printed.
 
+pub mod bpf;
 mod expect;
 pub mod faults;
 mod observers;
+mod pairs;
 mod runner;
 mod scenario;
 
@@ -17,8 +19,12 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use anyhow::{Context as _, Result};
 use tracer::lab::{Family, Plan, Topology, sandbox};
 
-pub use expect::{Expected, Views, answered, inconclusive, inferred, proven, unseen};
+pub use expect::{
+    Expected, SYN_ACK_LEFT_NODE_B, SYN_LEFT_NODE_A, Views, answered, by_netfilter, inconclusive,
+    inferred, proven, unseen,
+};
 pub use observers::{Observers, Reports, differences};
+pub use pairs::{Fault, Held, Pair, side_by_side};
 pub use runner::{Run, Tracer, binary};
 pub use scenario::{Ends, Scenario, exchange};
 

@@ -1,6 +1,7 @@
 //! Three tracers that watch one lab at once: the whole kernel, the server's node, the client's node.
 
 use std::net::SocketAddr;
+use std::{env, process};
 
 use anyhow::{Result, bail};
 use serde_json::Value;
@@ -34,15 +35,19 @@ pub struct Reports {
 impl Observers {
     /// Starts them and waits until all are attached.
     pub fn start(lab: &Topology) -> Result<Self> {
-        let start = |narrowed: &[&str]| {
+        let start = |view: &str, narrowed: &[&str]| {
+            let capture = capture_path(view);
             let mut arguments = vec!["trace", "--format", "json", "--for", AT_MOST];
+            if let Some(path) = &capture {
+                arguments.extend(["--capture", path]);
+            }
             arguments.extend(narrowed);
             Tracer::start(&arguments)
         };
         let mut observers = Self {
-            full: start(&[&lab.plan.filter()])?,
-            server_node: start(&["--netns", lab.node_b.name(), "--pods"])?,
-            client_node: start(&["--netns", lab.node_a.name(), "--pods"])?,
+            full: start("full", &[&lab.plan.filter()])?,
+            server_node: start("server", &["--netns", lab.node_b.name(), "--pods"])?,
+            client_node: start("client", &["--netns", lab.node_a.name(), "--pods"])?,
         };
         for tracer in [
             &mut observers.full,
@@ -62,6 +67,19 @@ impl Observers {
             client_node: self.client_node.interrupt()?,
         })
     }
+}
+
+/// Where this test's view is recorded, if `TRACER_LAB_CAPTURES` names a directory: to be read with `tracer report`, or
+/// kept as a fixture of the golden reports.
+fn capture_path(view: &str) -> Option<String> {
+    let directory = env::var("TRACER_LAB_CAPTURES").ok()?;
+    // The test runner names the test as the first argument that is no option.
+    let test = env::args()
+        .skip(1)
+        .find(|argument| !argument.starts_with('-'));
+    let test = test.unwrap_or_else(|| process::id().to_string());
+    let test = test.rsplit("::").next().unwrap_or(&test);
+    Some(format!("{directory}/{test}-{view}.jsonl"))
 }
 
 impl Reports {

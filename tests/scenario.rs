@@ -32,6 +32,18 @@ pub enum Ends {
     Connected,
 }
 
+impl Ends {
+    /// A fault that does not bite tests nothing.
+    pub(crate) fn check(self, outcome: &Outcome) -> Result<()> {
+        match (outcome, self) {
+            (Outcome::TimedOut, Self::TimedOut)
+            | (Outcome::Failed(_), Self::Failed)
+            | (Outcome::Connected(_), Self::Connected) => Ok(()),
+            (other, expected) => bail!("the lab is wrong: {other:?}, not {expected:?}"),
+        }
+    }
+}
+
 /// One fault, and what must be said of it.
 #[must_use]
 pub struct Scenario {
@@ -95,10 +107,9 @@ impl Scenario {
             let attempt = connect(&lab.pod_a, 0, (self.target)(lab.plan))?;
             let broken = attempt.local;
             let outcome = attempt.wait(PATIENCE);
-            match (&outcome, self.ends) {
-                (Outcome::TimedOut, Ends::TimedOut) | (Outcome::Failed(_), Ends::Failed) => {}
-                (Outcome::Connected(_), Ends::Connected) => thread::sleep(PATIENCE),
-                (other, expected) => bail!("the lab is wrong: {other:?}, not {expected:?}"),
+            self.ends.check(&outcome)?;
+            if self.ends == Ends::Connected {
+                thread::sleep(PATIENCE);
             }
             drop(outcome);
             thread::sleep(SETTLE);
@@ -121,7 +132,7 @@ pub fn exchange(lab: &Topology) -> Result<SocketAddr> {
 }
 
 /// Has four bytes sent back, and closes.
-fn echoes(mut stream: TcpStream) -> Result<()> {
+pub(crate) fn echoes(mut stream: TcpStream) -> Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.write_all(b"ping")?;
     let mut back = [0; 4];

@@ -8,20 +8,10 @@ use std::net::IpAddr;
 use anyhow::Result;
 use tracer::lab::{Family, Netns, VNI};
 use tracer_tests::faults::{self, ACK, SYN, SYN_ACK};
-use tracer_tests::{Ends, Expected, Scenario, Views, answered, inferred, proven, unseen};
-
-/// The SYN was seen to leave node-a, and nothing came back.
-const SYN_LEFT_NODE_A: Expected = inferred("request_left_node").at("node-a", &["ens0"]);
-
-/// The SYN-ACK was seen to leave node-b, and no ACK came.
-const SYN_ACK_LEFT_NODE_B: Expected = inferred("reply_left_node").at("node-b", &["ens0"]);
-
-const fn by_netfilter(code: &'static str) -> Expected {
-    proven(code)
-        .cause(&["netfilter"])
-        .reason("NETFILTER_DROP")
-        .function("nft_do_chain")
-}
+use tracer_tests::{
+    Ends, SYN_ACK_LEFT_NODE_B, SYN_LEFT_NODE_A, Scenario, Views, answered, by_netfilter, inferred,
+    proven, unseen,
+};
 
 #[test]
 fn synack_dropped_by_the_underlays_router() -> Result<()> {

@@ -208,7 +208,10 @@ fn continues(at: &Sighting, next: &Sighting, devices: &Devices, view: &View) -> 
             .device()
             .map_or(FarEnd::Unknown, |id| devices.far_end(id, view))
         {
-            FarEnd::Device(peer) => next.point == Point::Receive && next.device() == Some(peer),
+            // The peer may copy the packet before it looks at it (XDP), and free the copy.
+            FarEnd::Device(peer) => {
+                matches!(next.point, Point::Receive | Point::Drop(_)) && next.device() == Some(peer)
+            }
             FarEnd::Underlay | FarEnd::Inside => same_netns(next.netns),
             // A packet that left may come back through another door (a process, a wire between two of our devices).
             FarEnd::Outside => came_from_outside(),
@@ -244,7 +247,10 @@ pub fn split<'a>(
                 .sightings
                 .iter()
                 .rfind(|seen| seen.skb == sighting.skb);
-            last.is_some_and(|last| !matches!(last.point, Point::Drop(_) | Point::Consume))
+            last.is_some_and(|last| {
+                !matches!(last.point, Point::Drop(_) | Point::Consume)
+                    && !is_sent_anew(transmission, last, sighting)
+            })
         };
         let passed = |transmission: &Transmission<'a>| {
             transmission
@@ -278,6 +284,22 @@ pub fn split<'a>(
         }
     }
     transmissions
+}
+
+/// Whether a device sends an skb that it has sent before, although it neither came back there nor was refused: then the
+/// skb was freed unseen, and its address is another packet's.
+fn is_sent_anew(transmission: &Transmission<'_>, last: &Sighting, sighting: &Sighting) -> bool {
+    let came_back = match last.point {
+        Point::Receive => last.netns == sighting.netns,
+        Point::Refused(_) => true,
+        _ => false,
+    };
+    sighting.point == Point::Xmit
+        && !came_back
+        && transmission
+            .sightings
+            .iter()
+            .any(|seen| same_place(seen, sighting))
 }
 
 fn same_place(one: &Sighting, other: &Sighting) -> bool {

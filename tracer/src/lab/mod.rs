@@ -32,7 +32,7 @@ pub use command::mortal;
 pub use datagram::{UdpServer, answer_dns, dns_query, ping, udp_socket};
 pub use netns::Netns;
 pub use topology::{Family, Plan, Topology, VNI};
-pub use traffic::{Attempt, Outcome, Server, connect, listen};
+pub use traffic::{Attempt, Outcome, Server, connect, connect_from, listen};
 
 /// Why a lab could not be built.
 #[derive(Debug, thiserror::Error)]

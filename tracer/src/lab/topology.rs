@@ -43,6 +43,8 @@ enum Net {
     Tunnel = 0,
     PodA = 1,
     PodB = 2,
+    Clients = 11,
+    Servers = 12,
     Service = 96,
     UplinkA = 101,
     UplinkB = 102,
@@ -72,6 +74,15 @@ impl Plan {
     /// An address in pod-b's network that nobody has.
     pub fn nobody(self, port: u16) -> SocketAddr {
         SocketAddr::new(self.address(Net::PodB, 77), port)
+    }
+
+    /// The addresses of a client and a server that a test adds to pod-a and pod-b beside their own, each in a network
+    /// that nothing routes yet: what is done to the way of one pair is done to that one alone.
+    pub fn pair(self, number: u8) -> (IpAddr, IpAddr) {
+        (
+            self.address(Net::Clients, number),
+            self.address(Net::Servers, number),
+        )
     }
 
     /// The address of a service: no device has it, and only who translates it can reach it.

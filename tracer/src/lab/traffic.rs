@@ -1,8 +1,8 @@
 //! TCP clients and servers inside a namespace.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -77,6 +77,12 @@ impl Server {
     }
 }
 
+impl AsFd for Server {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         // Wakes the acceptor: accept(2) on a listener that was shut down fails with EINVAL.
@@ -115,11 +121,23 @@ pub enum Outcome {
 
 /// Sends a SYN from `netns` to `remote`, from `local_port` or, if that is 0, from a port that the kernel chooses.
 pub fn connect(netns: &Netns, local_port: u16, remote: SocketAddr) -> Result<Attempt, LabError> {
+    let any: IpAddr = match remote {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let local = (local_port != 0).then(|| SocketAddr::new(any, local_port));
+    connect_from(netns, local, remote)
+}
+
+/// As [`connect`], from an address of the namespace that is chosen here.
+pub fn connect_from(
+    netns: &Netns,
+    local: Option<SocketAddr>,
+    remote: SocketAddr,
+) -> Result<Attempt, LabError> {
     let attempt = || -> io::Result<Attempt> {
         let socket = tcp_socket(remote, SockFlag::SOCK_NONBLOCK)?;
-        if local_port != 0 {
-            let any = if remote.is_ipv4() { "0.0.0.0" } else { "::" };
-            let local = SocketAddr::new(any.parse().map_err(io::Error::other)?, local_port);
+        if let Some(local) = local {
             socket::bind(socket.as_raw_fd(), &SockaddrStorage::from(local))?;
         }
         match socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(remote)) {

@@ -37,6 +37,14 @@ pub enum Evidence {
     Fact(usize),
 }
 
+/// Where tunnel devices wrap a packet and look for a route to the other end.
+const TUNNEL_XMIT: &[&str] = &[
+    "vxlan_xmit",
+    "vxlan_xmit_one",
+    "geneve_xmit",
+    "geneve_xmit_skb",
+];
+
 /// Says why the packet of a sighting died. `None` if it did not.
 pub fn of(sighting: &Sighting, devices: &Devices) -> Option<Diagnosis> {
     match &sighting.point {
@@ -126,9 +134,11 @@ impl Trace<'_> {
                     ("POSTROUTING", Stage::Egress)
                 }
                 "__netif_receive_skb_core" | "nf_hook_ingress" => {
-                    ("the ingress hook", Stage::Ingress)
+                    ("the device's ingress hook", Stage::Ingress)
                 }
-                "__dev_queue_xmit" | "nf_hook_egress" => ("the egress hook", Stage::Egress),
+                "__dev_queue_xmit" | "nf_hook_egress" => {
+                    ("the device's egress hook", Stage::Egress)
+                }
                 "br_handle_frame" | "br_nf_pre_routing" => {
                     ("the bridge's PREROUTING", Stage::Ingress)
                 }
@@ -139,6 +149,16 @@ impl Trace<'_> {
             })
         });
         callers.filter(|_| self.is_netfilter())
+    }
+
+    /// The kind of a route that discards, as `ip route` calls it and as far as the function tells it.
+    fn route_kind(&self) -> &'static str {
+        match self.0.location.plain_name() {
+            "ip6_pkt_prohibit" => "prohibit",
+            "dst_discard_out" | "dst_discard" => "blackhole",
+            // IPv4 has one function for all three.
+            _ => "blackhole, unreachable or prohibit",
+        }
     }
 
     fn is_netfilter(&self) -> bool {
@@ -203,12 +223,15 @@ impl Trace<'_> {
                 "ip_rcv_core"
                 | "ip_rcv_finish_core"
                 | "ip_rcv"
+                | "ip_sublist_rcv"
                 | "ip6_rcv_core"
+                | "ip6_sublist_rcv"
                 | "ipv6_rcv"
                 | "ip_error"
                 | "ip6_pkt_drop"
                 | "ip6_pkt_discard"
                 | "__netif_receive_skb_core"
+                | "__netif_receive_skb_one_core"
                 | "veth_xdp_rcv_skb"
                 | "do_xdp_generic" => Stage::Ingress,
                 "__ip_local_out"
@@ -216,6 +239,8 @@ impl Trace<'_> {
                 | "__ip_queue_xmit"
                 | "ip_queue_xmit"
                 | "ip6_xmit"
+                | "tcp_v4_send_synack"
+                | "tcp_v6_send_synack"
                 | "ip_build_and_send_pkt" => Stage::LocalOut,
                 _ => return None,
             })
@@ -243,6 +268,9 @@ fn by_reason(trace: &Trace<'_>) -> Option<CauseCode> {
             CauseCode::NeighbourUnresolved
         }
         "OTHERHOST" => CauseCode::WrongMac,
+        // IPv6 gives this reason for every route that discards but a blackhole; the function tells a prohibit route.
+        "IP_INNOROUTES" if trace.freed_in(&["ip6_pkt_prohibit"]) => CauseCode::BlackholeRoute,
+        "IP_OUTNOROUTES" if trace.has(TUNNEL_XMIT) => CauseCode::TunnelNoRoute,
         "IP_INNOROUTES" | "IP_OUTNOROUTES" => CauseCode::NoRoute,
         // `ip_error` gives this reason where the input route is unreachable because forwarding is off.
         "IP_INADDRERRORS" if trace.has(&["ip_error"]) => CauseCode::ForwardingOff,
@@ -292,7 +320,7 @@ fn by_function(trace: &Trace<'_>, sighting: &Sighting, devices: &Devices) -> Cau
     ]) && exceeds_mtu(sighting, devices)
     {
         CauseCode::Mtu
-    } else if trace.freed_in(&["ip_error"]) {
+    } else if trace.freed_in(&["ip_error", "dst_discard_out", "dst_discard"]) {
         CauseCode::BlackholeRoute
     } else if trace.has(&["veth_xdp_rcv_skb", "do_xdp_generic"]) {
         CauseCode::XdpProgram
@@ -351,14 +379,23 @@ fn phrase(code: CauseCode, trace: &Trace<'_>, sighting: &Sighting) -> String {
         }
         CauseCode::WrongMac => "because its destination MAC address is another host's".to_owned(),
         CauseCode::NoRoute => format!("because there is no route to {}", sighting.tuple.dst.ip()),
-        CauseCode::BlackholeRoute => format!("by a blackhole route to {}", sighting.tuple.dst.ip()),
+        CauseCode::BlackholeRoute => format!(
+            "by a {} route to {}",
+            trace.route_kind(),
+            sighting.tuple.dst.ip()
+        ),
         CauseCode::ForwardingOff => "because forwarding is off".to_owned(),
         CauseCode::Ttl => {
             "because its TTL ran out: it went in circles, or began with too few hops".to_owned()
         }
         CauseCode::XdpProgram => "by an XDP program".to_owned(),
         CauseCode::TcProgram => "by a tc filter or program".to_owned(),
-        CauseCode::CgroupProgram => "by a cgroup program or socket filter".to_owned(),
+        CauseCode::CgroupProgram if trace.reason() == "BPF_CGROUP_EGRESS" => {
+            "by a BPF program of the sender's control group".to_owned()
+        }
+        CauseCode::CgroupProgram => {
+            "by a BPF program of the receiver's control group or by its socket's filter".to_owned()
+        }
         CauseCode::Qdisc => "by the queueing discipline".to_owned(),
         CauseCode::Checksum => "because a checksum is wrong".to_owned(),
         CauseCode::Mtu => format!(
@@ -416,16 +453,19 @@ pub fn next(
         CauseCode::Netfilter => {
             format!("`{ns}nft list ruleset` and look for a rule that drops {src} → {dst}")
         }
+        CauseCode::Rejected => {
+            format!("`{ns}nft list ruleset` and look for a rule that rejects {src} → {dst}")
+        }
         CauseCode::RpFilter => format!(
             "`{ns}ip route get {}` and compare its device with {}; `{ns}sysctl net.ipv4.conf.all.rp_filter`",
             src.ip(),
             device.unwrap_or("the one above"),
         ),
         CauseCode::NoListener if !sighting.tunnels.is_empty() => compare_tunnels(ns),
-        CauseCode::NoListener | CauseCode::Rejected => match sighting.message {
+        CauseCode::NoListener => match sighting.message {
             Message::Tcp(_) => format!("`{ns}ss -ltnp 'sport = {}'`", dst.port()),
             Message::Udp(_) => format!("`{ns}ss -lunp 'sport = {}'`", dst.port()),
-            Message::Echo(_) => format!("`{ns}nft list ruleset`"),
+            Message::Echo(_) => return None,
         },
         CauseCode::UnknownVni => compare_tunnels(ns),
         CauseCode::NeighbourUnresolved => format!(
@@ -456,7 +496,13 @@ pub fn next(
             device.unwrap_or("DEV"),
             device.unwrap_or("DEV")
         ),
-        CauseCode::XdpProgram => format!("`{ns}ip link show {}`", device.unwrap_or("")),
+        CauseCode::XdpProgram => format!(
+            "`{ns}ip link show {}` tells the program's id, and `bpftool prog show id ID` what it is",
+            device.unwrap_or("")
+        ),
+        CauseCode::CgroupProgram => format!(
+            "`bpftool cgroup tree` lists the programs of control groups, `{ns}ss -tanpb` the sockets' own filters"
+        ),
         CauseCode::Qdisc => format!("`{ns}tc -s qdisc show dev {}`", device.unwrap_or("DEV")),
         CauseCode::DeviceDown | CauseCode::Mtu => {
             format!("`{ns}ip -s link show {}`", device.unwrap_or(""))

@@ -2,7 +2,7 @@
 
 use super::diagnosis::{self, Diagnosis, Evidence};
 use super::finding::Finding;
-use super::{Place, Scene, losses, words};
+use super::{Place, Scene, gave_up_at, losses, words};
 use crate::codes::{CauseCode, Confidence, PacketKind, Stage, VerdictCode};
 use crate::event::{NetnsId, TcpState};
 use crate::flow::copies::{End, Transmission};
@@ -34,17 +34,28 @@ pub(super) fn reply_lost<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Findi
         return Some(untranslated(dead, flow, scene));
     }
     // A firewall that kills the SYN-ACK may send a RST in the client's name; else, whoever sends one has seen what it
-    // rejects.
+    // rejects. A client that sends its SYN once more still waits, so that the RST was not its own.
     let killed_before = matches!(end, End::Died(dead) if !arrived_in_tcp(dead));
+    let waits_since = |reset: &&Sighting| {
+        let mut syns = flow.request.iter().map(Transmission::first);
+        syns.any(|syn| syn.order() > reset.order())
+    };
     let mut resets = flow.resets.iter().map(Transmission::first);
-    let rejected = resets.find(|reset| flow.is_from_client(reset) && reset.order() > first.order());
-    if let Some(reset) = rejected.filter(|_| !killed_before) {
+    // What comes after the client has given up, or could have, explains nothing that was lost before.
+    let until_ns = gave_up_at(flow)
+        .unwrap_or(u64::MAX)
+        .min(Scene::deadline_ns(flow));
+    let rejected = resets.find(|reset| {
+        flow.is_from_client(reset) && reset.order() > first.order() && reset.time_ns < until_ns
+    });
+    let forged = rejected.filter(waits_since);
+    if let Some(reset) = rejected.filter(|_| !killed_before && forged.is_none()) {
         let since_ns = reset
             .time_ns
             .saturating_sub(flow.request[0].first().time_ns);
         return Some(
             Finding::inconclusive(format!(
-                "inconclusive: the SYN-ACK reached {}, which answered it with a RST, {} after its SYN: no socket waited for it any more, or the SYN came from a raw socket",
+                "inconclusive: a RST in the name of {} answered the SYN-ACK, {} after its SYN: no socket waited for it any more, the SYN came from a raw socket, or something on the way rejects the reply",
                 flow.client,
                 words::duration(since_ns)
             ))
@@ -65,7 +76,7 @@ pub(super) fn reply_lost<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Findi
             ..Finding::new(
                 VerdictCode::ReplyLeftNode,
                 Confidence::Inferred,
-                left(flow, at, scene),
+                left(flow, at, forged.is_some(), scene),
             )
             .at(at, Stage::Egress)
         },
@@ -82,10 +93,14 @@ pub(super) fn reply_lost<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Findi
     })
 }
 
-fn left(flow: &Flow<'_>, at: &Sighting, scene: &Scene<'_>) -> String {
+fn left(flow: &Flow<'_>, at: &Sighting, is_rejected: bool, scene: &Scene<'_>) -> String {
     let place = scene.place_words(at);
     let (request, reply) = (flow.request_kind().name(), flow.reply_kind().name());
-    if flow.is_tcp() {
+    if is_rejected {
+        format!(
+            "reply lost: {reply} left this node {place} and no ACK ever came; the RST that came is not the client's, which goes on sending its {request}: something on the way rejects the reply"
+        )
+    } else if flow.is_tcp() {
         format!("reply lost: {reply} left this node {place} and no ACK ever came")
     } else {
         format!("reply lost: {reply} left this node {place}, and the {request} came again")

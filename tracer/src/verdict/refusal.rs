@@ -25,6 +25,7 @@ pub(super) fn refused<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<
         .flat_map(|request| request.sightings().iter().copied())
         .filter_map(|sighting| Some((sighting, diagnosis::of(sighting, scene.devices())?)))
         .min_by_key(|(sighting, _)| sighting.time_ns.abs_diff(answer.time_ns));
+    let is_elsewhere = killer.is_none();
     let (cause, at) = match killer {
         Some((dead, diagnosis)) if diagnosis.code == CauseCode::Netfilter => (
             Diagnosis {
@@ -70,10 +71,25 @@ pub(super) fn refused<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<
     let finding =
         Finding::new(VerdictCode::Refused, Confidence::Proven, summary).at(at, cause.stage);
     Some(Finding {
-        next: next_of(at, &cause, scene),
+        next: if is_elsewhere {
+            Some(elsewhere(answer, flow))
+        } else {
+            next_of(at, &cause, scene)
+        },
         cause: Some(cause),
         ..finding
     })
+}
+
+/// What to run where the answer was made.
+fn elsewhere(answer: &Sighting, flow: &Flow<'_>) -> String {
+    let tunnel = answer.tunnels.first().map(|tunnel| tunnel.outer_src);
+    let host = tunnel.unwrap_or(answer.icmp.map_or(flow.server.ip(), |icmp| icmp.from));
+    format!(
+        "run `sudo tracer trace host {} and port {}` on {host}",
+        flow.server.ip(),
+        flow.server.port()
+    )
 }
 
 /// A refusal whose reason lies outside the view.

@@ -50,8 +50,10 @@ enum At {
     Xmit(NetnsId, u32),
     Receive(NetnsId, u32),
     Consume(NetnsId, u32),
+    /// There, before any hook but a death sees it.
+    Unseen(NetnsId, u32),
 }
-use At::{Consume, Receive, Xmit};
+use At::{Consume, Receive, Unseen, Xmit};
 
 /// The whole way from the client to the server.
 const THERE: [At; 7] = [
@@ -209,15 +211,19 @@ impl Story {
         } else {
             (self.server, self.client)
         };
-        let points = places.iter().map(|place| match *place {
-            Xmit(netns, ifindex) => (netns, ifindex, Point::Xmit),
-            Receive(netns, ifindex) => (netns, ifindex, Point::Receive),
-            Consume(netns, ifindex) => (netns, ifindex, Point::Consume),
+        let points = places.iter().filter_map(|place| match *place {
+            Xmit(netns, ifindex) => Some((netns, ifindex, Point::Xmit)),
+            Receive(netns, ifindex) => Some((netns, ifindex, Point::Receive)),
+            Consume(netns, ifindex) => Some((netns, ifindex, Point::Consume)),
+            Unseen(..) => None,
         });
         let (netns, ifindex) = match places.last() {
-            Some(Xmit(netns, ifindex) | Receive(netns, ifindex) | Consume(netns, ifindex)) => {
-                (*netns, Some(*ifindex))
-            }
+            Some(
+                Xmit(netns, ifindex)
+                | Receive(netns, ifindex)
+                | Consume(netns, ifindex)
+                | Unseen(netns, ifindex),
+            ) => (*netns, Some(*ifindex)),
             None => (if from_client { POD_A } else { POD_B }, None),
         };
         let death = death.map(|death| (netns, ifindex, Point::Drop(Box::new(death))));
@@ -909,6 +915,50 @@ fn two_transmissions_of_one_millisecond_are_two() {
 }
 
 #[test]
+fn an_skb_that_is_sent_once_more_where_it_was_sent_is_another_packet() {
+    let mut story = Story::new(View::Netns {
+        netns: vec![NODE_B, POD_B],
+    });
+    story.syn(0, &THERE[3..]);
+    for copy in [200, 300] {
+        // Both leave at 1.000 s, and the pod's skb of the second has the address that the first has left free.
+        story.skb = 100;
+        story.see(1_000, false, syn_ack(1_000), &BACK[..1], None);
+        story.skb = copy;
+        story.see(1_000, false, syn_ack(1_000), &BACK[1..3], None);
+    }
+    story.check(
+        VerdictCode::ReplyLeftNode,
+        Confidence::Inferred,
+        |judgement| {
+            assert_eq!(
+                judgement.at.expect("a place").sighting.ifindex,
+                Some(NIC),
+                "{judgement:#?}"
+            );
+        },
+    );
+}
+
+#[test]
+fn a_copy_that_a_veth_makes_before_it_kills_it_is_the_packet() {
+    let mut story = Story::whole();
+    story.syn(0, &THERE[..1]);
+    let xdp = killed("NOT_SPECIFIED", &["veth_xdp_rcv_skb", "veth_xdp_rcv"]);
+    story.see(0, true, syn(0), &[Unseen(NODE_A, LXC)], xdp);
+    story.check(
+        VerdictCode::RequestDropped,
+        Confidence::Proven,
+        |judgement| {
+            assert_eq!(
+                judgement.cause.as_ref().expect("a cause").code,
+                CauseCode::XdpProgram
+            );
+        },
+    );
+}
+
+#[test]
 fn a_copy_that_still_waits_does_not_hide_the_deaths_of_the_others() {
     let mut story = Story::whole();
     let neigh = || killed("NEIGH_FAILED", &["neigh_invalidate", "neigh_timer_handler"]);
@@ -1172,6 +1222,30 @@ fn a_client_that_rejects_the_reply_has_it() {
         Confidence::Inconclusive,
         |judgement| {
             assert!(judgement.summary.contains("RST"), "{}", judgement.summary);
+        },
+    );
+}
+
+#[test]
+fn a_client_that_goes_on_sending_its_syn_has_not_rejected_the_reply() {
+    let mut story = Story::new(View::Netns {
+        netns: vec![NODE_B, POD_B],
+    });
+    for at_ms in [0, 1_000, 2_000] {
+        story.syn(at_ms, &THERE[3..]);
+        story.syn_ack(at_ms + 1, &BACK[..3]);
+        let reset = segment(TcpFlags::RST, ISN + 1, 0, at_ms + 2);
+        story.see(at_ms + 2, true, reset, &THERE[3..6], None);
+    }
+    story.check(
+        VerdictCode::ReplyLeftNode,
+        Confidence::Inferred,
+        |judgement| {
+            assert!(
+                judgement.summary.contains("rejects"),
+                "{}",
+                judgement.summary
+            );
         },
     );
 }

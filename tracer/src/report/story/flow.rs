@@ -168,7 +168,10 @@ fn place(flow: &Flow, at: &At) -> Row {
     let on = device
         .map(|device| format!(" on {device}"))
         .unwrap_or_default();
+    let died = at.stage == Stage::Drop || at.function.is_some();
     let what = match at.stage {
+        Stage::Egress if died => format!("on the way out{on}"),
+        Stage::Ingress if died => format!("on the way in{on}"),
         Stage::Egress => {
             let to = outer
                 .map(|outer| format!(" to {}", outer.dst))
@@ -191,7 +194,6 @@ fn place(flow: &Flow, at: &At) -> Row {
         Stage::Listener => "at the listener".to_owned(),
         Stage::Socket => "at the socket".to_owned(),
     };
-    let died = at.stage == Stage::Drop || at.function.is_some();
     let within = netns(at.netns_name.as_deref(), at.netns).map(|netns| format!(", {netns}"));
     let label = match flow.verdict.code {
         VerdictCode::Refused => "refused",
