@@ -6,6 +6,7 @@
 //! What a test expects is written from the contract of verdicts, never copied from what the binary printed.
 
 pub mod bpf;
+mod captured;
 mod expect;
 pub mod faults;
 mod observers;
@@ -19,6 +20,7 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use anyhow::{Context as _, Result};
 use tracer::lab::{Family, Plan, Topology, sandbox};
 
+pub use captured::{Captured, Seen};
 pub use expect::{
     Expected, SYN_ACK_LEFT_NODE_B, SYN_LEFT_NODE_A, Views, answered, by_netfilter, inconclusive,
     inferred, proven, unseen,

@@ -163,6 +163,7 @@ fn connection(number: u32) -> Vec<Record> {
                 vlan_tci: 0,
                 gso_size: 0,
                 pkt_type: 0,
+                budget_spent: false,
                 ethernet,
                 headers: headers.slice(if ethernet { 0.. } else { 14.. }),
             };

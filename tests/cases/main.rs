@@ -1,6 +1,7 @@
 //! Every scenario, in one binary so that they run side by side.
 
 mod bad_input;
+mod budget;
 mod capture;
 mod changing;
 mod commands;

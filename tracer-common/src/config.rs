@@ -147,14 +147,14 @@ pub struct Config {
     pub reason_not_dropped: u32,
     /// `SKB_CONSUMED`, or [`MISSING`].
     pub reason_consumed: u32,
-    /// How many events of an established TCP flow are handed over before the rest is held back; 0 for all.
+    /// The budget of a TCP connection, see [`crate::budget`]; 0 for no limit.
     pub budget: u32,
+    /// The budget per second of any other flow; 0 for no limit.
+    pub budget_per_second: u32,
     /// 1 where only the namespaces in the set are watched, else 0.
     pub netns_restricted: u32,
     /// Userspace is woken once this many bytes wait in the ring.
     pub wakeup_bytes: u32,
-    /// Zero.
-    pub reserved: u32,
 }
 
 impl Config {
@@ -167,8 +167,8 @@ impl Config {
         reason_not_dropped: MISSING,
         reason_consumed: MISSING,
         budget: 0,
+        budget_per_second: 0,
         netns_restricted: 0,
         wakeup_bytes: u32::MAX,
-        reserved: 0,
     };
 }

@@ -114,8 +114,10 @@ pub struct SkbInfo {
     pub start: u8,
     /// `skb->pkt_type` (`PACKET_HOST` 0, `PACKET_OTHERHOST` 3, …), or 255 where it could not be read.
     pub pkt_type: u8,
+    /// 1 where this sighting took the last of its flow's budget, see [`crate::budget`], else 0.
+    pub budget_spent: u8,
     /// Zero.
-    pub reserved: [u8; 6],
+    pub reserved: [u8; 5],
 }
 
 /// An skb at a hook; `skb.header_len` bytes of headers follow it in the ring.

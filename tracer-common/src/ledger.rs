@@ -12,7 +12,7 @@ pub enum Counter {
     RingFull = 1,
     /// Packets whose headers could not be read or did not parse far enough to be matched with the filter.
     Unreadable = 2,
-    /// Packets of established flows held back by the per-flow budget.
+    /// Packets held back by their flow's budget.
     RateLimited = 3,
     /// Entries of kernel tables that were evicted or could not be inserted.
     TableFull = 4,

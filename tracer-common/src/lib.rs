@@ -7,6 +7,7 @@
     reason = "a BPF subprogram has five argument registers and its own verification: what is one is chosen, not left to a heuristic"
 )]
 
+pub mod budget;
 pub mod config;
 pub mod event;
 pub mod filter;

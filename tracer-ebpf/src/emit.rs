@@ -29,6 +29,8 @@ const FILL_CHECK_INTERVAL: u64 = 32;
 pub struct Scratch {
     /// What was parsed.
     pub packet: Packet,
+    /// 1 if this sighting takes the last of its flow's budget, else 0.
+    pub budget_spent: u64,
     record: [u64; size_of::<DropRecord>() / 8],
     /// What it was parsed from.
     pub captured: packet::Scratch,
@@ -107,17 +109,23 @@ pub fn with_scratch(work: impl FnOnce(&mut Scratch)) {
     }
 }
 
-/// The header of a record that is written now. The only reader of the clock.
+/// CLOCK_MONOTONIC, which takes longer to read than a map.
+#[inline(always)]
+pub fn now_ns() -> u64 {
+    // SAFETY: the helper only returns a number.
+    unsafe { bpf_ktime_get_ns() }
+}
+
+/// The header of a record that is written now.
 #[inline(always)]
 pub fn header(kind: Kind, place: &Place) -> EventHeader {
     EventHeader {
-        // SAFETY: the helpers only return numbers.
-        timestamp_ns: unsafe { bpf_ktime_get_ns() },
+        timestamp_ns: now_ns(),
         netns_cookie: place.netns_cookie,
         netns_inum: place.netns_inum,
         ifindex: place.ifindex,
         sequence: counted(Counter::Emitted) as u32,
-        // SAFETY: as above.
+        // SAFETY: the helper only returns a number.
         cpu: unsafe { bpf_get_smp_processor_id() } as u16,
         kind: kind as u8,
         reserved: 0,

@@ -1,15 +1,16 @@
 //! What a packet must pass before it costs a record: the namespaces, the filter, the budget of its flow.
 
 use tracer_common::{
+    budget::{Allowance, Ruling, Spending},
     event::Kind,
     filter::matches_either_direction,
     ledger::Counter,
-    packet::{FLAG_PORTS, Frame, Packet, Status, TCP_FIN, TCP_RST, TCP_SYN, parse},
+    packet::{FLAG_PORTS, Frame, Packet, Status, parse},
 };
 
 use crate::{
     config::{config, filter},
-    emit::Scratch,
+    emit::{Scratch, now_ns},
     maps::{FLOWS, NETNS_SET, TUNNEL_PORTS, count},
     skb::{Place, SkBuff, Window},
     translation::{follow, is_followed},
@@ -49,7 +50,8 @@ pub fn admits(scratch: &mut Scratch, kind: Kind, skb: SkBuff, window: &Window) -
         }
         return false;
     }
-    dies || within_budget(packet)
+    scratch.budget_spent = 0;
+    dies || within_budget(scratch)
 }
 
 /// Whether the flow of what a socket says is selected.
@@ -83,34 +85,30 @@ pub fn parse_window(scratch: &mut Scratch, window: &Window) -> bool {
     true
 }
 
-/// Whether the flow may still be reported at this length. Only the middle of a TCP connection is ever held back.
+/// Whether the flow's budget allows for one more sighting; notes in the scratch space if it was the last one.
 #[inline(always)]
-fn within_budget(packet: &Packet) -> bool {
-    let budget = config!(budget);
-    if budget == 0 {
+fn within_budget(scratch: &mut Scratch) -> bool {
+    let allowance = Allowance::of(&scratch.packet, config!(budget), config!(budget_per_second));
+    if allowance.sightings == 0 {
         return true;
     }
-    let Some(layer) = packet.inner() else {
-        return true;
-    };
-    if !layer.is_tcp() || layer.tcp_flags & (TCP_SYN | TCP_RST | TCP_FIN) != 0 {
-        return true;
-    }
-    let flow = packet.flow_hash(config!(flow_seed));
-    let Some(spent) = FLOWS.get_ptr_mut(flow) else {
-        if FLOWS.insert(flow, 1u32, 0).is_err() {
+    let flow = scratch.packet.flow_hash(config!(flow_seed));
+    let Some(spending) = FLOWS.get_ptr_mut(flow) else {
+        if FLOWS.insert(flow, Spending::begin(now_ns()), 0).is_err() {
             count(Counter::TableFull);
         }
         return true;
     };
-    // SAFETY: the value stays readable while this program runs; two CPUs may count one event between them.
-    unsafe {
-        let so_far = spent.read_volatile();
-        if so_far >= budget {
-            count(Counter::RateLimited);
-            return false;
+    // SAFETY: the value stays readable while this program runs; two CPUs may count one sighting between them.
+    match unsafe { &mut *spending }.take(allowance, now_ns) {
+        Ruling::HandOver => true,
+        Ruling::HandOverMarked => {
+            scratch.budget_spent = 1;
+            true
         }
-        spent.write_volatile(so_far + 1);
+        Ruling::HoldBack => {
+            count(Counter::RateLimited);
+            false
+        }
     }
-    true
 }

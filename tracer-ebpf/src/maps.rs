@@ -5,6 +5,7 @@ use aya_ebpf::{
     maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf},
 };
 use tracer_common::{
+    budget::Spending,
     ledger::{COUNTERS, Counter},
     packet::TunnelPorts,
 };
@@ -51,9 +52,9 @@ pub static SCRATCH_BUSY: PerCpuArray<u32> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 pub static NETNS_SET: HashMap<u32, u8> = HashMap::with_max_entries(NETNS_MAX, 0);
 
-/// Events handed over by flow.
+/// What each flow had of its budget.
 #[map]
-pub static FLOWS: LruHashMap<u64, u32> = LruHashMap::with_max_entries(FLOWS_MAX, 0);
+pub static FLOWS: LruHashMap<u64, Spending> = LruHashMap::with_max_entries(FLOWS_MAX, 0);
 
 /// Who opened a socket, by its address, until it is closed.
 #[map]

@@ -311,7 +311,8 @@ impl SkBuff {
             header_len,
             start: window.start as u8,
             pkt_type: self.pkt_type(),
-            reserved: [0; 6],
+            budget_spent: 0,
+            reserved: [0; 5],
         }
     }
 

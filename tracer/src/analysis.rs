@@ -9,7 +9,7 @@ use crate::decode;
 use crate::devices::Devices;
 use crate::event::{Event, What};
 use crate::flow::table::FlowTable;
-use crate::flow::{FiveTuple, SocketSighting};
+use crate::flow::{FiveTuple, Message, SocketSighting};
 use crate::record::{ClockPair, Fact, Header, Ledger, Record, StoppedBy, Trailer};
 
 /// The most ledger records that are kept: one for each time that something was lost, and the latest.
@@ -95,9 +95,18 @@ impl Analysis {
     fn push_event(&mut self, event: &Event) {
         self.last_event_ns = self.last_event_ns.max(event.time_ns);
         match &event.what {
-            What::Xmit { .. } | What::Receive { .. } | What::Consume { .. } | What::Drop { .. } => {
+            What::Xmit { skb }
+            | What::Receive { skb }
+            | What::Consume { skb }
+            | What::Drop { skb, .. } => {
                 if let Some(sighting) = decode::sighting(event, &self.ports) {
+                    // Of TCP only data is held back, and its verdicts never look that far.
+                    let is_tcp = matches!(sighting.message, Message::Tcp(_));
+                    let sampled = (skb.budget_spent && !is_tcp).then(|| sighting.tuple.key());
                     self.flows.push(sighting);
+                    if let Some(key) = sampled {
+                        self.flows.note_sampled(key);
+                    }
                 }
             }
             What::XmitFailed { skb, result } => {

@@ -44,8 +44,12 @@ use programs::Programs;
 /// The kernel half, as built by this crate's build script.
 static OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/tracer-ebpf"));
 
-/// How many events of an established TCP flow are handed over unless `--all-packets` asks for all.
+/// How many sightings of a TCP connection, beside those that open or end it, are handed over unless `--all-packets` asks
+/// for all.
 pub const BUDGET: u32 = 64;
+
+/// How many sightings of any other flow are handed over in a second: of a request and its answer, a dozen at ten hops each.
+const BUDGET_PER_SECOND: u32 = 256;
 
 /// How much the ring holds unless the user chooses.
 pub const RING_BYTES: u32 = 8 << 20;
@@ -64,7 +68,7 @@ pub struct AttachOptions {
     pub netns_cookies: bool,
     /// The size of the ring; rounded up to what the kernel takes, a power of two of at least a page.
     pub ring_bytes: u32,
-    /// Events of an established TCP flow before the rest is held back; 0 for all.
+    /// Sightings of a TCP connection before the rest is held back, see [`tracer_common::budget`]; 0 for all of every flow.
     pub budget: u32,
     /// The tunnels that are known already; [`Control::set_tunnel_ports`] adds those that appear later.
     pub tunnel_ports: TunnelPorts,
@@ -261,9 +265,13 @@ fn config(options: &AttachOptions, features: &Features, ring_bytes: u32) -> Conf
         reason_not_dropped: features.reason_not_dropped,
         reason_consumed: features.reason_consumed,
         budget: options.budget,
+        budget_per_second: if options.budget == 0 {
+            0
+        } else {
+            BUDGET_PER_SECOND
+        },
         netns_restricted: u32::from(options.netns.is_some()),
         wakeup_bytes: ring_bytes / 2,
-        reserved: 0,
     }
 }
 

@@ -172,6 +172,10 @@ pub struct Skb {
     pub gso_size: u16,
     /// `skb->pkt_type`.
     pub pkt_type: u8,
+    /// This sighting took the last of its flow's budget: what followed may have been held back, for how long says
+    /// [`tracer_common::budget`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub budget_spent: bool,
     /// Whether `headers` begin with an Ethernet header (else with an IP header).
     pub ethernet: bool,
     /// The packet's first bytes: headers only.

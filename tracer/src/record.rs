@@ -208,7 +208,7 @@ pub struct Ledger {
     pub missed: u64,
     /// Records that could not be decoded.
     pub undecodable: u64,
-    /// Packets of established flows held back by the budget.
+    /// Packets held back by their flow's budget.
     pub rate_limited: u64,
     /// Entries that a bounded table evicted or refused, in the kernel or here.
     pub table_full: u64,

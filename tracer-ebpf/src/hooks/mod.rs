@@ -5,7 +5,7 @@ mod egress;
 mod ingress;
 mod tcp;
 
-use tracer_common::event::{Kind, PacketRecord};
+use tracer_common::event::{Kind, PacketRecord, SkbInfo};
 
 use crate::{
     emit::{header, with_scratch},
@@ -26,7 +26,10 @@ fn report(kind: Kind, skb: SkBuff, window: &Window, place: impl FnOnce() -> Opti
         let len = scratch.packet.headers_len(scratch.captured.len as u32);
         let record = PacketRecord {
             header: header(kind, &place),
-            skb: skb.info(window, len as u16),
+            skb: SkbInfo {
+                budget_spent: scratch.budget_spent as u8,
+                ..skb.info(window, len as u16)
+            },
         };
         // SAFETY: the record lies in the scratch space, which is ours.
         unsafe { scratch.record::<PacketRecord>().write(record) };

@@ -286,6 +286,7 @@ mod tests {
             vlan_tci: 0,
             gso_size: 0,
             pkt_type: 0,
+            budget_spent: false,
             ethernet: false,
             headers: Bytes::from_static(headers),
         }

@@ -207,6 +207,13 @@ impl FlowTable {
         root
     }
 
+    /// Notes that the kernel half may have held back what a flow did next, as [`tracer_common::budget`] says.
+    pub fn note_sampled(&mut self, key: FlowKey) {
+        if let Some(flow) = self.flows.get_mut(&key) {
+            flow.left_out += 1;
+        }
+    }
+
     /// Files a driver's refusal with the transmission that it answers; a refusal of a packet that was not selected is nobody's.
     pub fn push_refusal(
         &mut self,

@@ -252,7 +252,7 @@ pub struct Ledger {
     pub missed: u64,
     /// Records, or lines of a capture, that could not be decoded.
     pub undecodable: u64,
-    /// Packets of established flows held back by the budget.
+    /// Packets held back by their flow's budget.
     pub rate_limited: u64,
     /// Entries that a bounded table evicted or refused.
     pub table_full: u64,

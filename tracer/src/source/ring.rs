@@ -192,6 +192,7 @@ impl Decoder {
             vlan_tci: info.vlan_tci,
             gso_size: info.gso_size,
             pkt_type: info.pkt_type,
+            budget_spent: info.budget_spent == 1,
             ethernet,
             // The ring pads what follows to eight bytes.
             headers: Bytes::copy_from_slice(rest.get(..header_len)?),

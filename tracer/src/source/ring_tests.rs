@@ -44,7 +44,8 @@ fn skb(header_len: u16) -> SkbInfo {
         header_len,
         start: START_IP,
         pkt_type: 0,
-        reserved: [0; 6],
+        budget_spent: 0,
+        reserved: [0; 5],
     }
 }
 

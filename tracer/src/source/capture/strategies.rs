@@ -143,19 +143,37 @@ fn symbol() -> impl Strategy<Value = Symbol> {
 
 fn skb() -> impl Strategy<Value = Skb> {
     let headers = vec(any::<u8>(), 0..=tracer_common::event::HEADER_BYTES_MAX);
-    (any::<(u64, u32, u32, u16, u16, u16, u8, bool)>(), headers).prop_map(
-        |((id, len_bytes, mark, protocol, vlan_tci, gso_size, pkt_type, ethernet), headers)| Skb {
-            id: SkbId(id),
-            len_bytes,
-            mark,
-            protocol,
-            vlan_tci,
-            gso_size,
-            pkt_type,
-            ethernet,
-            headers: Bytes::from(headers),
-        },
+    (
+        any::<(u64, u32, u32, u16, u16, u16, u8, bool, bool)>(),
+        headers,
     )
+        .prop_map(
+            |(
+                (
+                    id,
+                    len_bytes,
+                    mark,
+                    protocol,
+                    vlan_tci,
+                    gso_size,
+                    pkt_type,
+                    budget_spent,
+                    ethernet,
+                ),
+                headers,
+            )| Skb {
+                id: SkbId(id),
+                len_bytes,
+                mark,
+                protocol,
+                vlan_tci,
+                gso_size,
+                pkt_type,
+                budget_spent,
+                ethernet,
+                headers: Bytes::from(headers),
+            },
+        )
 }
 
 fn socket() -> impl Strategy<Value = Socket> {
