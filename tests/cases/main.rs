@@ -9,6 +9,7 @@ mod datagrams;
 mod faults_netfilter;
 mod faults_programs;
 mod faults_routes;
+mod gave_up;
 mod handshake;
 mod healthy;
 mod lab;

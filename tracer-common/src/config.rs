@@ -86,6 +86,8 @@ pub struct Offsets {
     pub sock_net: u32,
     /// `sock.sk_protocol`
     pub sock_protocol: u32,
+    /// `inet_sock.inet_sport`
+    pub inet_sport: u32,
 }
 
 impl Offsets {
@@ -127,6 +129,7 @@ impl Offsets {
         sock_num: MISSING,
         sock_net: MISSING,
         sock_protocol: MISSING,
+        inet_sport: MISSING,
     };
 }
 
@@ -155,6 +158,8 @@ pub struct Config {
     pub netns_restricted: u32,
     /// Userspace is woken once this many bytes wait in the ring.
     pub wakeup_bytes: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 impl Config {
@@ -170,5 +175,6 @@ impl Config {
         budget_per_second: 0,
         netns_restricted: 0,
         wakeup_bytes: u32::MAX,
+        reserved: 0,
     };
 }

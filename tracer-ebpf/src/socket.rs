@@ -14,14 +14,14 @@ use crate::{
     emit::{header, with_scratch},
     filter::{selects, watches},
     maps::{OWNERS, count},
-    skb::{Place, load, load_pointer},
+    skb::{Place, load, load_pointer, probe},
 };
 
 const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
 
 const TCP_SYN_SENT: u8 = 2;
-const TCP_CLOSE: u8 = 7;
+pub const TCP_CLOSE: u8 = 7;
 const TCP_LISTEN: u8 = 10;
 
 /// The second half of an IPv4-mapped address up to its IPv4 part: `::ffff:0:0/96`.
@@ -100,6 +100,16 @@ impl Sock {
             ends.local_addr = v4(load(self.0, config!(offsets.sock_rcv_saddr)));
         }
         ends
+    }
+
+    /// The port that the socket had until it was closed. `__inet_put_port` clears `skc_num` of a socket that was not bound
+    /// before `tcp_set_state` tells of `TCP_CLOSE`, and leaves `inet_sport` as it was:
+    /// <https://github.com/torvalds/linux/blob/v6.18/net/ipv4/inet_hashtables.c>,
+    /// <https://github.com/torvalds/linux/blob/v6.18/net/ipv4/tcp.c>.
+    #[inline(always)]
+    pub fn port_before_close(self) -> u16 {
+        // The verifier knows the tracepoint's argument as a `struct sock`, which ends in front of this field.
+        u16::from_be(probe(self.address_of(), config!(offsets.inet_sport)).unwrap_or(0))
     }
 
     #[inline(always)]

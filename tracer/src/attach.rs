@@ -272,6 +272,7 @@ fn config(options: &AttachOptions, features: &Features, ring_bytes: u32) -> Conf
         },
         netns_restricted: u32::from(options.netns.is_some()),
         wakeup_bytes: ring_bytes / 2,
+        reserved: 0,
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
     emit::with_scratch,
     filter::parse_window,
     skb::SkBuff,
-    socket::{Sock, Statement, receiver, report},
+    socket::{Sock, Statement, TCP_CLOSE, receiver, report},
 };
 
 /// `inet_sock_set_state(sk, oldstate, newstate)`
@@ -18,10 +18,15 @@ pub fn tracer_state(ctx: BtfTracePointContext) -> i32 {
     let sock = Sock::new(ctx.arg::<*const c_void>(0));
     if sock.is_tcp() {
         let (old, new): (i32, i32) = (ctx.arg(1), ctx.arg(2));
+        let mut ends = sock.ends();
+        // Only now: a socket that connects again has the port of its first attempt in that field.
+        if ends.local_port == 0 && new as u8 == TCP_CLOSE {
+            ends.local_port = sock.port_before_close();
+        }
         report(&Statement {
             kind: Kind::SockState,
             place: sock.place(),
-            ends: sock.ends(),
+            ends,
             old_state: old as u8,
             new_state: new as u8,
             owned: sock.address_of(),

@@ -142,6 +142,7 @@ fn offsets(btf: &Btf, missing: &mut Vec<&'static str>) -> Offsets {
         sock_num = "sock"."__sk_common.skc_num": 2;
         sock_net = "sock"."__sk_common.skc_net.net": 8;
         sock_protocol = "sock"."sk_protocol": 2;
+        inet_sport = "inet_sock"."inet_sport": 2;
     }
     match bitfield(btf, "pkt_type", 3) {
         Some((byte, shift)) => {
