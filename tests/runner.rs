@@ -26,12 +26,13 @@ pub fn binary() -> Result<PathBuf> {
     let path = if let Some(path) = env::var_os("TRACER_BIN") {
         PathBuf::from(path)
     } else {
-        let test = env::current_exe().context("finding this test's own path")?;
-        // target/PROFILE/deps/TEST → target/PROFILE/tracer
-        let profile = test
-            .parent()
-            .and_then(|deps| deps.parent())
-            .with_context(|| format!("{} is not in a target directory", test.display()))?;
+        let this = env::current_exe().context("finding this program's own path")?;
+        // target/PROFILE/deps/TEST or target/PROFILE/PROGRAM → target/PROFILE/tracer
+        let profile = this
+            .ancestors()
+            .skip(1)
+            .find(|directory| !directory.ends_with("deps"))
+            .with_context(|| format!("{} is not in a target directory", this.display()))?;
         profile.join("tracer")
     };
     ensure!(

@@ -1,9 +1,10 @@
-//! The tasks of this repository, one file a task: `cargo xtask setup | build | run | test | bench | dist`.
+//! The tasks of this repository, one file a task: `cargo xtask setup | build | run | test | lab | bench | dist`.
 
 mod bench;
 mod build;
 mod command;
 mod dist;
+mod lab;
 mod output;
 mod run;
 mod setup;
@@ -35,6 +36,7 @@ enum Task {
     Build(build::Arguments),
     Run(run::Arguments),
     Test(test::Arguments),
+    Lab(lab::Arguments),
     Bench(bench::Arguments),
     Dist(dist::Arguments),
 }
@@ -55,6 +57,7 @@ fn perform(task: Task) -> Result<()> {
         Task::Build(arguments) => build::perform(&arguments),
         Task::Run(arguments) => run::perform(&arguments),
         Task::Test(arguments) => test::perform(&arguments),
+        Task::Lab(arguments) => lab::perform(&arguments),
         Task::Bench(arguments) => bench::perform(&arguments),
         Task::Dist(arguments) => dist::perform(&arguments),
     }

@@ -175,6 +175,14 @@ impl<'a> Flow<'a> {
         self.forward.contains(&sighting.tuple)
     }
 
+    /// Whether the client had reset the connection when something was seen.
+    pub fn client_reset_before(&self, sighting: &Sighting) -> bool {
+        self.resets
+            .iter()
+            .map(Transmission::first)
+            .any(|reset| self.is_from_client(reset) && reset.order() < sighting.order())
+    }
+
     /// Whether a socket message is by the client's socket.
     pub fn is_client(&self, seen: &SocketSighting) -> bool {
         self.forward.contains(&seen.tuple())

@@ -63,56 +63,65 @@ impl Plan {
 
     /// Where the client is: pod-a's address.
     pub fn client_ip(self) -> IpAddr {
-        self.address(Net::PodA, 2)
+        self.host(Net::PodA as u8, 2)
     }
 
     /// Where the server is: pod-b's address and a port.
     pub fn server(self, port: u16) -> SocketAddr {
-        SocketAddr::new(self.address(Net::PodB, 2), port)
+        SocketAddr::new(self.host(Net::PodB as u8, 2), port)
     }
 
     /// An address in pod-b's network that nobody has.
     pub fn nobody(self, port: u16) -> SocketAddr {
-        SocketAddr::new(self.address(Net::PodB, 77), port)
+        SocketAddr::new(self.host(Net::PodB as u8, 77), port)
     }
 
     /// The addresses of a client and a server that a test adds to pod-a and pod-b beside their own, each in a network
     /// that nothing routes yet: what is done to the way of one pair is done to that one alone.
     pub fn pair(self, number: u8) -> (IpAddr, IpAddr) {
         (
-            self.address(Net::Clients, number),
-            self.address(Net::Servers, number),
+            self.host(Net::Clients as u8, number),
+            self.host(Net::Servers as u8, number),
         )
     }
 
     /// The address of a service: no device has it, and only who translates it can reach it.
     pub fn service(self, port: u16) -> SocketAddr {
-        SocketAddr::new(self.address(Net::Service, 1), port)
+        SocketAddr::new(self.host(Net::Service as u8, 1), port)
     }
 
     /// node-a's address in the underlay, and its gateway there.
     pub fn uplink_a(self) -> (IpAddr, IpAddr) {
-        (self.address(Net::UplinkA, 2), self.address(Net::UplinkA, 1))
+        (
+            self.host(Net::UplinkA as u8, 2),
+            self.host(Net::UplinkA as u8, 1),
+        )
     }
 
     /// node-b's address in the underlay, and its gateway there.
     pub fn uplink_b(self) -> (IpAddr, IpAddr) {
-        (self.address(Net::UplinkB, 2), self.address(Net::UplinkB, 1))
+        (
+            self.host(Net::UplinkB as u8, 2),
+            self.host(Net::UplinkB as u8, 1),
+        )
     }
 
     /// The network of node-a's pods, in CIDR notation.
     pub fn pods_a(self) -> String {
-        self.network(Net::PodA)
+        self.on_link(Net::PodA as u8, 0)
     }
 
     /// The network of node-b's pods, in CIDR notation.
     pub fn pods_b(self) -> String {
-        self.network(Net::PodB)
+        self.on_link(Net::PodB as u8, 0)
     }
 
     /// The addresses of `vx0` on node-a and on node-b.
     pub fn tunnel(self) -> (IpAddr, IpAddr) {
-        (self.address(Net::Tunnel, 1), self.address(Net::Tunnel, 2))
+        (
+            self.host(Net::Tunnel as u8, 1),
+            self.host(Net::Tunnel as u8, 2),
+        )
     }
 
     /// A filter expression that selects this lab's traffic and no other's.
@@ -146,14 +155,24 @@ impl Plan {
         }
     }
 
-    fn address(self, net: Net, host: u8) -> IpAddr {
+    /// Whether an address is of this lab.
+    pub fn owns(self, addr: IpAddr) -> bool {
+        match (addr, self.host(0, 0)) {
+            (IpAddr::V4(one), IpAddr::V4(other)) => one.octets()[..2] == other.octets()[..2],
+            (IpAddr::V6(one), IpAddr::V6(other)) => one.octets()[..4] == other.octets()[..4],
+            _ => false,
+        }
+    }
+
+    /// A host's address in a network of this lab.
+    pub fn host(self, net: u8, host: u8) -> IpAddr {
         match self.family {
-            Family::V4 => Ipv4Addr::new(10, self.lab, net as u8, host).into(),
+            Family::V4 => Ipv4Addr::new(10, self.lab, net, host).into(),
             // Written so that the decimal number of the lab can be read in the address: lab 12 is fd00:12::.
             Family::V6 => Ipv6Addr::new(
                 0xfd00,
                 decimal_as_hex(self.lab),
-                decimal_as_hex(net as u8),
+                decimal_as_hex(net),
                 0,
                 0,
                 0,
@@ -164,19 +183,38 @@ impl Plan {
         }
     }
 
-    fn network(self, net: Net) -> String {
+    /// A host's address with the prefix length of its network, ready for `ip address add`; host 0 is the network itself.
+    pub fn on_link(self, net: u8, host: u8) -> String {
+        let prefix_len = match self.family {
+            Family::V4 => 24,
+            Family::V6 => 48,
+        };
+        format!("{}/{prefix_len}", self.host(net, host))
+    }
+
+    /// Undoes, before the first device, the defaults that distributions differ in and that a namespace inherits.
+    pub fn set_defaults(self, netns: &Netns) -> Result<(), LabError> {
         match self.family {
-            Family::V4 => format!("{}/24", self.address(net, 0)),
-            Family::V6 => format!("{}/48", self.address(net, 0)),
+            Family::V4 => {
+                netns.sysctl("net/ipv4/conf/all/rp_filter", "0")?;
+                netns.sysctl("net/ipv4/conf/default/rp_filter", "0")
+            }
+            Family::V6 => {
+                // Duplicate detection would keep every new address, link-local ones too, unusable for a second; and
+                // even without it they are usable only once a worker has run, but for those that are added `nodad`.
+                netns.sysctl("net/ipv6/conf/default/accept_dad", "0")?;
+                netns.sysctl("net/ipv6/conf/default/dad_transmits", "0")
+            }
         }
     }
 
-    /// An address with its prefix length, ready for `ip address add`.
-    fn on_link(self, net: Net, host: u8) -> String {
-        match self.family {
-            Family::V4 => format!("{}/24", self.address(net, host)),
-            Family::V6 => format!("{}/48", self.address(net, host)),
-        }
+    /// Makes a router of a namespace, or no longer.
+    pub fn set_forwarding(self, netns: &Netns, on: bool) -> Result<(), LabError> {
+        let sysctl = match self.family {
+            Family::V4 => "net/ipv4/ip_forward",
+            Family::V6 => "net/ipv6/conf/all/forwarding",
+        };
+        netns.sysctl(sysctl, if on { "1" } else { "0" })
     }
 
     /// What the tunnel's headers leave of the underlay's 1500 bytes.
@@ -222,25 +260,22 @@ impl Topology {
             pod_b: Netns::add("pod-b")?,
         };
         for netns in topology.namespaces() {
-            set_defaults(plan, netns)?;
+            plan.set_defaults(netns)?;
         }
         for router in [&topology.node_a, &topology.underlay, &topology.node_b] {
-            match plan.family {
-                Family::V4 => router.sysctl("net/ipv4/ip_forward", "1")?,
-                Family::V6 => router.sysctl("net/ipv6/conf/all/forwarding", "1")?,
-            }
+            plan.set_forwarding(router, true)?;
         }
         // The kernel activates a veth at once only if its index is not, by chance, its peer's too
         // (linkwatch_urgent_event); else its queue drops everything for up to a second.
         topology.underlay.ip(&format!(
             "link add toa index 11 type veth peer name ens0 netns node-a\n\
              link add tob index 12 type veth peer name ens0 netns node-b\n\
-             address add {} dev toa\n\
-             address add {} dev tob\n\
+             address add {} dev toa nodad\n\
+             address add {} dev tob nodad\n\
              link set toa up\n\
              link set tob up",
-            plan.on_link(Net::UplinkA, 1),
-            plan.on_link(Net::UplinkB, 1),
+            plan.on_link(Net::UplinkA as u8, 1),
+            plan.on_link(Net::UplinkB as u8, 1),
         ))?;
         build_node(
             plan,
@@ -309,46 +344,31 @@ fn build_node(plan: Plan, node: &Netns, pod: &Netns, side: &Side<'_>) -> Result<
         ..
     } = side;
     node.ip(&format!(
-        "address add {uplink_address} dev ens0\n\
+        "address add {uplink_address} dev ens0 nodad\n\
          link set ens0 up\n\
          route add default via {gateway}\n\
          link add {host_device} mtu {mtu} type veth peer name eth0 mtu {mtu} netns {pod}\n\
-         address add {pods_address} dev {host_device}\n\
+         address add {pods_address} dev {host_device} nodad\n\
          link set {host_device} up\n\
          link add vx0 mtu {mtu} address {mac} type vxlan id {VNI} dstport 4789 local {near_node} remote {far_node} nolearning\n\
-         address add {tunnel_address} dev vx0\n\
+         address add {tunnel_address} dev vx0 nodad\n\
          link set vx0 up\n\
          neighbour replace {far_tunnel} lladdr {far_mac} dev vx0 nud permanent\n\
          route add {far_pods} via {far_tunnel} dev vx0",
-        uplink_address = plan.on_link(uplink, 2),
-        near_node = plan.address(uplink, 2),
-        pods_address = plan.on_link(side.pods, 1),
-        tunnel_address = plan.on_link(Net::Tunnel, side.tunnel.0),
+        uplink_address = plan.on_link(uplink as u8, 2),
+        near_node = plan.host(uplink as u8, 2),
+        pods_address = plan.on_link(side.pods as u8, 1),
+        tunnel_address = plan.on_link(Net::Tunnel as u8, side.tunnel.0),
         mac = side.tunnel.1,
-        far_tunnel = plan.address(Net::Tunnel, side.far_tunnel.0),
+        far_tunnel = plan.host(Net::Tunnel as u8, side.far_tunnel.0),
         far_mac = side.far_tunnel.1,
         pod = pod.name(),
     ))?;
     pod.ip(&format!(
-        "address add {} dev eth0\n\
+        "address add {} dev eth0 nodad\n\
          link set eth0 up\n\
          route add default via {}",
-        plan.on_link(side.pods, 2),
-        plan.address(side.pods, 1),
+        plan.on_link(side.pods as u8, 2),
+        plan.host(side.pods as u8, 1),
     ))
-}
-
-/// Undoes, before the first device, the defaults that distributions differ in and that a namespace inherits.
-fn set_defaults(plan: Plan, netns: &Netns) -> Result<(), LabError> {
-    match plan.family {
-        Family::V4 => {
-            netns.sysctl("net/ipv4/conf/all/rp_filter", "0")?;
-            netns.sysctl("net/ipv4/conf/default/rp_filter", "0")
-        }
-        Family::V6 => {
-            // Duplicate detection would keep every new address, link-local ones too, unusable for a second.
-            netns.sysctl("net/ipv6/conf/default/accept_dad", "0")?;
-            netns.sysctl("net/ipv6/conf/default/dad_transmits", "0")
-        }
-    }
 }

@@ -3,6 +3,8 @@
 //!
 //! Sources: `enum skb_drop_reason` (include/net/dropreason-core.h) and the `kfree_skb` sites of Linux 5.10 to 6.18.
 
+use std::net::IpAddr;
+
 use crate::codes::{CauseCode, Stage};
 use crate::devices::Devices;
 use crate::event::{Death, Symbol};
@@ -161,14 +163,36 @@ impl Trace<'_> {
         }
     }
 
+    /// Whether a rule or netfilter itself freed it. That netfilter is among the callers means nothing: a rule or a
+    /// bridge (`br_netfilter`) may pass a packet on from within a hook, and it dies of something else then.
     fn is_netfilter(&self) -> bool {
         self.reason() == "NETFILTER_DROP"
-            || self.has(&[
+            || self.freed_in(&[
                 "nf_hook_slow",
                 "nft_do_chain",
                 "ipt_do_table",
                 "ip6t_do_table",
             ])
+    }
+
+    /// Whether the packet was received and given its route there. A route that was looked up before may discard because
+    /// its device is gone (`dst_dev_put`); one that is looked up now, because it says so.
+    fn was_routed_just_now(&self) -> bool {
+        let caller = self.0.own_callers().first().map(Symbol::plain_name);
+        caller.is_some_and(|caller| {
+            [
+                "ip_rcv",
+                "ip_rcv_finish",
+                "ip_sublist_rcv",
+                "ip_sabotage_in",
+                "ipv6_rcv",
+                "ip6_rcv_finish",
+                "ip6_sublist_rcv",
+                "__netif_receive_skb_one_core",
+                "__netif_receive_skb_list_core",
+            ]
+            .contains(&caller)
+        })
     }
 
     /// Where in the stack it died.
@@ -227,6 +251,8 @@ impl Trace<'_> {
                 | "ip6_rcv_core"
                 | "ip6_sublist_rcv"
                 | "ipv6_rcv"
+                | "ip_rcv_finish"
+                | "ip6_rcv_finish"
                 | "ip_error"
                 | "ip6_pkt_drop"
                 | "ip6_pkt_discard"
@@ -254,10 +280,10 @@ impl Trace<'_> {
 }
 
 fn code(trace: &Trace<'_>, sighting: &Sighting, devices: &Devices) -> CauseCode {
-    by_reason(trace).unwrap_or_else(|| by_function(trace, sighting, devices))
+    by_reason(trace, sighting).unwrap_or_else(|| by_function(trace, sighting, devices))
 }
 
-fn by_reason(trace: &Trace<'_>) -> Option<CauseCode> {
+fn by_reason(trace: &Trace<'_>, sighting: &Sighting) -> Option<CauseCode> {
     Some(match trace.reason() {
         "NETFILTER_DROP" => CauseCode::Netfilter,
         "IP_RPFILTER" => CauseCode::RpFilter,
@@ -274,6 +300,12 @@ fn by_reason(trace: &Trace<'_>) -> Option<CauseCode> {
         "IP_INNOROUTES" | "IP_OUTNOROUTES" => CauseCode::NoRoute,
         // `ip_error` gives this reason where the input route is unreachable because forwarding is off.
         "IP_INADDRERRORS" if trace.has(&["ip_error"]) => CauseCode::ForwardingOff,
+        // `ip6_forward` gives it where forwarding is off, and for sources that no router may pass on.
+        "IP_INADDRERRORS"
+            if trace.freed_in(&["ip6_forward"]) && is_host(sighting.tuple.src.ip()) =>
+        {
+            CauseCode::ForwardingOff
+        }
         // A bad header is found before, when the packet is received.
         "IP_INHDR" if trace.freed_in(&["ip_forward", "ip6_forward"]) => CauseCode::Ttl,
         "XDP" => CauseCode::XdpProgram,
@@ -293,6 +325,11 @@ fn by_reason(trace: &Trace<'_>) -> Option<CauseCode> {
         "DEV_READY" => CauseCode::DeviceDown,
         _ => return None,
     })
+}
+
+/// Whether an address can be one host's.
+fn is_host(address: IpAddr) -> bool {
+    !address.is_unspecified() && !address.is_multicast() && !address.is_loopback()
 }
 
 /// For kernels without reasons (before 5.17), and for the sites that give none.
@@ -320,7 +357,9 @@ fn by_function(trace: &Trace<'_>, sighting: &Sighting, devices: &Devices) -> Cau
     ]) && exceeds_mtu(sighting, devices)
     {
         CauseCode::Mtu
-    } else if trace.freed_in(&["ip_error", "dst_discard_out", "dst_discard"]) {
+    } else if trace.freed_in(&["ip_error"])
+        || trace.freed_in(&["dst_discard", "dst_discard_out"]) && trace.was_routed_just_now()
+    {
         CauseCode::BlackholeRoute
     } else if trace.has(&["veth_xdp_rcv_skb", "do_xdp_generic"]) {
         CauseCode::XdpProgram

@@ -77,8 +77,10 @@ fn unseen<'a>(flow: &Flow<'a>) -> Finding<'a> {
 
 /// The client has the reply: it acknowledged it, sent what only a connected client sends, or its socket says so.
 fn answered<'a>(flow: &Flow<'a>, losses: &[Loss<'a>], scene: &Scene<'_>) -> Option<Finding<'a>> {
-    let went_on =
-        |transmission: &Transmission<'_>| !matches!(scene.end(transmission), End::Died(_));
+    let went_on = |transmission: &Transmission<'_>| match scene.end(transmission) {
+        End::Died(dead) => losses::innocent_because(PacketKind::Ack, dead, flow).is_some(),
+        _ => true,
+    };
     let acknowledged = flow.ack.iter().any(went_on);
     let client_data = flow
         .data

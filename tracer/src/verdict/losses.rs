@@ -109,6 +109,9 @@ pub fn innocent_because(
         PacketKind::SynAck if in_tcp && since(&flow.ack) => {
             Some("a repeated SYN-ACK: the client has answered already")
         }
+        PacketKind::Ack if in_tcp && flow.client_reset_before(sighting) => {
+            Some("the RST with which the client ended the connection overtook it")
+        }
         PacketKind::EchoReply if is_icmps_own(sighting) => {
             Some("the host has it: ping listens to a copy")
         }

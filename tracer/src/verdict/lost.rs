@@ -326,11 +326,7 @@ pub(super) fn death<'a>(
             packet.name()
         ));
     };
-    let latest_two = transmissions.iter().rev().take(2);
-    let died_twice = transmissions.len() >= 2
-        && latest_two
-            .map(|each| scene.end(each))
-            .all(|end| matches!(end, End::Died(_)));
+    let died_twice = died_again(transmissions, scene);
     let summary = format!(
         "{headline}: {} killed {} {}",
         packet.name(),
@@ -345,6 +341,22 @@ pub(super) fn death<'a>(
         ..finding
     }
 }
+
+/// Whether the latest transmissions died, and one of them was sent because another had died: what goes out at once
+/// together (an ACK and the data after it, the answers to a timer and to a repeated SYN) may die of one moment's fault.
+fn died_again(transmissions: &[Transmission<'_>], scene: &Scene<'_>) -> bool {
+    let mut dead = transmissions
+        .iter()
+        .rev()
+        .take_while(|each| matches!(scene.end(each), End::Died(_)))
+        .map(|each| each.first().time_ns);
+    dead.next().is_some_and(|latest| {
+        dead.any(|earlier| latest.saturating_sub(earlier) >= RETRANSMISSION_NS)
+    })
+}
+
+/// Less than TCP ever waits before it sends again, or a querier does: `TCP_RTO_MIN` is 200 ms.
+const RETRANSMISSION_NS: u64 = 150_000_000;
 
 /// Freed by TCP itself: the packet arrived.
 pub(super) fn arrived_in_tcp(dead: &Sighting) -> bool {

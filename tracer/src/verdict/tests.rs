@@ -901,6 +901,7 @@ fn without_timestamps_a_repeated_hop_begins_another_transmission() {
 fn two_transmissions_of_one_millisecond_are_two() {
     let mut story = Story::whole();
     story.syn(0, &THERE);
+    story.see(0, false, syn_ack(0), &BACK[..2], nft_forward());
     // The answer to a repeated SYN and the timer's own repetition, both at 1.000 s.
     for _ in 0..2 {
         story.see(1_000, false, syn_ack(1_000), &BACK[..2], nft_forward());
@@ -909,7 +910,7 @@ fn two_transmissions_of_one_millisecond_are_two() {
     }
     story.now_ns = 1_001 * MS;
     story.check(VerdictCode::ReplyDropped, Confidence::Proven, |judgement| {
-        assert_eq!(judgement.losses.len(), 2);
+        assert_eq!(judgement.losses.len(), 3);
         assert!(judgement.is_final);
     });
 }
@@ -1505,4 +1506,85 @@ fn a_time_at_the_end_of_all_times_is_no_panic() {
         ..seen
     });
     story.check(VerdictCode::Inconclusive, Confidence::Inconclusive, |_| {});
+}
+
+#[test]
+fn netfilter_among_the_callers_is_no_cause() {
+    // A bridge with br_netfilter hands the packet to IP from within a hook (`ip_sabotage_in`).
+    let through_a_bridge = |reason: &str, function: &str| {
+        killed(
+            reason,
+            &[
+                function,
+                "ip_sabotage_in",
+                "nf_hook_slow",
+                "ipv6_rcv",
+                "br_handle_frame_finish",
+                "br_nf_hook_thresh",
+            ],
+        )
+    };
+    for (reason, function, cause) in [
+        ("IP_INADDRERRORS", "ip6_forward", CauseCode::ForwardingOff),
+        ("NOT_SPECIFIED", "ip6_forward", CauseCode::Unknown),
+        ("NOT_SPECIFIED", "ip_error", CauseCode::BlackholeRoute),
+        ("NOT_SPECIFIED", "dst_discard", CauseCode::BlackholeRoute),
+    ] {
+        let mut story = Story::whole();
+        for at_ms in [0, 1_000] {
+            let death = through_a_bridge(reason, function);
+            story.see(at_ms, true, syn(at_ms), &THERE[..2], death);
+        }
+        story.check(
+            VerdictCode::RequestDropped,
+            Confidence::Proven,
+            |judgement| {
+                let found = judgement.cause.as_ref().expect("a cause");
+                assert_eq!(found.code, cause, "{found:?}");
+            },
+        );
+    }
+}
+
+#[test]
+fn an_ack_that_the_clients_own_rst_overtook_is_not_lost() {
+    let mut story = Story::whole();
+    story.syn(0, &THERE);
+    story.syn_ack(1, &BACK);
+    story.socket(2, TcpState::Established);
+    let reset = segment(TcpFlags::RST | TcpFlags::ACK, ISN + 1, SERVER_ISN + 1, 3);
+    story.see(3, true, reset, &THERE[..6], in_tcp("NOT_SPECIFIED"));
+    let late = killed("TCP_FLAGS", &["tcp_v4_do_rcv", "tcp_v4_rcv"]);
+    story.see(4, true, ack(4), &THERE[..6], late);
+    story.check(VerdictCode::Answered, Confidence::Proven, |judgement| {
+        assert!(
+            judgement.losses.iter().all(|loss| loss.innocent),
+            "{:#?}",
+            judgement.losses
+        );
+    });
+}
+
+#[test]
+fn an_ack_and_the_data_after_it_die_of_one_moment() {
+    let data = |at_ms| Segment {
+        payload_len: 4,
+        ..ack(at_ms)
+    };
+    let mut story = Story::whole();
+    story.syn(0, &THERE);
+    story.syn_ack(1, &BACK);
+    story.see(2, true, ack(2), &THERE[..2], nft_forward());
+    story.see(3, true, data(3), &THERE[..2], nft_forward());
+    story.now_ns = 100 * MS;
+    story.check(
+        VerdictCode::Inconclusive,
+        Confidence::Inconclusive,
+        |judgement| assert!(!judgement.is_final),
+    );
+    story.see(210, true, data(210), &THERE[..2], nft_forward());
+    story.now_ns = 300 * MS;
+    story.check(VerdictCode::AckDropped, Confidence::Proven, |judgement| {
+        assert!(judgement.is_final);
+    });
 }
