@@ -6,6 +6,7 @@ mod capture;
 mod changing;
 mod commands;
 mod datagrams;
+mod explain;
 mod faults_netfilter;
 mod faults_programs;
 mod faults_routes;

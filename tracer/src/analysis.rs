@@ -1,6 +1,7 @@
 //! Takes the record stream, one record after another, and holds all that a report is made of. It reads no clock:
 //! the times are in the records.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use tracer_common::packet::{IpProto, TunnelPorts};
@@ -11,9 +12,13 @@ use crate::event::{Event, What};
 use crate::flow::table::FlowTable;
 use crate::flow::{FiveTuple, Message, SocketSighting};
 use crate::record::{ClockPair, Fact, Header, Ledger, Record, StoppedBy, Trailer};
+use crate::verdict::question::Questions;
 
 /// The most ledger records that are kept: one for each time that something was lost, and the latest.
 const LEDGERS_MAX: usize = 4_096;
+
+/// The most answers that are kept; a live view asks for days.
+const ANSWERS_MAX: usize = 2_048;
 
 /// Everything that the records said.
 #[derive(Debug)]
@@ -26,8 +31,12 @@ pub struct Analysis {
     pub flows: FlowTable,
     /// The ledger whenever something was lost since the one before, and the latest, oldest first.
     pub ledgers: Vec<Ledger>,
-    /// Facts.
+    /// The counters that moved.
     pub facts: Vec<Fact>,
+    /// What the kernel answered, oldest first.
+    pub answers: VecDeque<Fact>,
+    /// What there is to ask it, while it can be asked.
+    pub questions: Questions,
     /// Clock pairs, oldest first.
     pub clocks: Vec<ClockPair>,
     /// The end, once it is known.
@@ -47,6 +56,8 @@ impl Analysis {
             flows: FlowTable::default(),
             ledgers: Vec::new(),
             facts: Vec::new(),
+            answers: VecDeque::new(),
+            questions: Questions::default(),
             clocks: Vec::new(),
             trailer: None,
             unreadable_records: 0,
@@ -66,7 +77,13 @@ impl Analysis {
                 self.devices.push(device);
             }
             Record::Event(event) => self.push_event(event),
-            Record::Fact(fact) => self.facts.push(fact.clone()),
+            Record::Fact(fact @ Fact::Counter { .. }) => self.facts.push(fact.clone()),
+            Record::Fact(answer) => {
+                if self.answers.len() >= ANSWERS_MAX {
+                    self.answers.pop_front();
+                }
+                self.answers.push_back(answer.clone());
+            }
             Record::Ledger(ledger) => self.push_ledger(*ledger),
             Record::Clock(pair) => self.clocks.push(*pair),
             Record::Trailer(trailer) => self.trailer = Some(*trailer),
@@ -100,6 +117,12 @@ impl Analysis {
             | What::Consume { skb }
             | What::Drop { skb, .. } => {
                 if let Some(sighting) = decode::sighting(event, &self.ports) {
+                    let watched = sighting
+                        .netns
+                        .is_some_and(|netns| self.header.view.contains(netns));
+                    if watched {
+                        self.questions.note(&sighting, &self.devices);
+                    }
                     // Of TCP only data is held back, and its verdicts never look that far.
                     let is_tcp = matches!(sighting.message, Message::Tcp(_));
                     let sampled = (skb.budget_spent && !is_tcp).then(|| sighting.tuple.key());

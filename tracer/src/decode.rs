@@ -42,6 +42,7 @@ pub fn sighting(event: &Event, ports: &TunnelPorts) -> Option<Sighting> {
         message,
         icmp: packet.has_quoted.then(|| icmp(inner)),
         tunnels: packet.layers().iter().filter_map(tunnel).collect(),
+        dst_mac: dst_mac(skb),
     })
 }
 
@@ -104,6 +105,12 @@ fn tuple(layer: &Layer, message: Message) -> FiveTuple {
         src: SocketAddr::new(layer.src_addr(), src_port),
         dst: SocketAddr::new(layer.dst_addr(), dst_port),
     }
+}
+
+/// To whom the outermost frame is addressed.
+fn dst_mac(skb: &Skb) -> Option<[u8; 6]> {
+    let frame = skb.ethernet.then_some(&skb.headers)?;
+    frame.first_chunk().copied()
 }
 
 fn icmp(layer: &Layer) -> IcmpError {

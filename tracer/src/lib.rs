@@ -15,6 +15,7 @@ pub mod escape;
 pub mod event;
 pub mod exit;
 pub mod export;
+pub mod fact;
 pub mod filter;
 pub mod flow;
 pub mod host;

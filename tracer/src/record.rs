@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::event::{DeviceId, Event, NetnsId};
 
+pub use crate::fact::Fact;
+
 /// The schema id in the header of a capture.
 pub const CAPTURE_SCHEMA: &str = "tracer.capture/1";
 
@@ -174,23 +176,6 @@ impl Device {
             ifindex: self.underlay_ifindex?,
         })
     }
-}
-
-/// Something that a verdict may use and that no event carries.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(tag = "fact", rename_all = "snake_case")]
-pub enum Fact {
-    /// A counter of a namespace, read when the trace began and when it ended.
-    Counter {
-        /// The namespace.
-        netns: NetnsId,
-        /// As `nstat` names it (`TcpExtListenOverflows`).
-        name: String,
-        /// When the trace began.
-        before: u64,
-        /// When the trace ended.
-        after: u64,
-    },
 }
 
 /// What was lost, cumulative since the start.

@@ -23,7 +23,7 @@ use crate::export::events::EventLog;
 use crate::host::Host;
 use crate::record::{CAPTURE_SCHEMA, Header, Record, StoppedBy, Trailer, View};
 use crate::source::ring::Ring;
-use crate::topology::{Counters, Topology, tunnel_ports};
+use crate::topology::{Counters, Pace, Topology, tunnel_ports};
 use crate::{clock, privilege};
 
 /// How often the ring is emptied: nothing wakes its reader while it is less than half full.
@@ -34,6 +34,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const CLOCK_EVERY_NS: u64 = 30_000_000_000;
 /// How often the ring is emptied once the hooks are gone; each time takes a bounded number of records.
 const LAST_DRAINS: usize = 64;
+/// The most questions about packets that died just before the hooks were gone.
+const LAST_QUESTIONS: usize = 16;
 
 /// What a command does while the hooks run. Whatever it returns ends the run.
 pub trait Work {
@@ -63,6 +65,7 @@ pub struct Session {
     control: Control,
     topology: Topology,
     counters: Counters,
+    pace: Pace,
     sink: Sink,
     last_clock_ns: u64,
 }
@@ -178,6 +181,7 @@ impl Session {
             control: attached.control,
             topology,
             counters,
+            pace: Pace::new(Instant::now().into_std()),
             sink: Sink {
                 analysis: Analysis::new(header.clone()),
                 outputs,
@@ -236,6 +240,10 @@ impl Session {
                 _ = drain.tick() => {}
             }
             self.drain();
+            let now = Instant::now().into_std();
+            if self.pace.allows(now) && self.ask()? {
+                self.pace.asked(now);
+            }
             if let Some(stopped_by) = work.drained(&self.sink.analysis)? {
                 return Ok(stopped_by);
             }
@@ -262,6 +270,17 @@ impl Session {
         });
         sink.flush();
         empty
+    }
+
+    /// Asks the kernel about a packet that died, if there is something to ask.
+    fn ask(&mut self) -> Result<bool> {
+        let Some(question) = self.sink.analysis.questions.take() else {
+            return Ok(false);
+        };
+        for fact in self.topology.ask(&question, clock::monotonic_ns()?) {
+            self.sink.push(&Record::Fact(fact));
+        }
+        Ok(true)
     }
 
     /// Takes in everything but events, as of the time that is returned.
@@ -305,6 +324,11 @@ impl Session {
         self.control.detach()?;
         for _ in 0..LAST_DRAINS {
             if self.drain() {
+                break;
+            }
+        }
+        for _ in 0..LAST_QUESTIONS {
+            if !self.ask()? {
                 break;
             }
         }

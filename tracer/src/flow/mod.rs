@@ -199,6 +199,8 @@ pub struct Sighting {
     pub icmp: Option<IcmpError>,
     /// The tunnel headers around it here, outermost first.
     pub tunnels: Vec<Tunnel>,
+    /// The destination of the Ethernet frame around all of that, where there is one.
+    pub dst_mac: Option<[u8; 6]>,
 }
 
 impl Sighting {

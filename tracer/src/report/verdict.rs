@@ -1,10 +1,13 @@
 //! The conclusion about a flow, in codes for scripts and in words for people.
 
+use std::net::IpAddr;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::time::Time;
 use crate::codes::{CauseCode, Confidence, Stage, VerdictCode};
+use crate::fact::RouteKind;
 
 /// The conclusion about a flow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -94,5 +97,56 @@ pub enum Evidence {
         before: u64,
         /// When it ended.
         after: u64,
+    },
+    /// How a namespace routed the packet when it was asked, soon after the death.
+    Route {
+        /// When it was asked.
+        time: Option<Time>,
+        /// The namespace's inode number.
+        netns: u32,
+        /// That namespace's name, where it has one.
+        netns_name: Option<String>,
+        /// To which address: the packet's destination, or its source for the way back.
+        to: IpAddr,
+        /// What was found, in the words of `ip route`.
+        summary: String,
+        /// The type of the route.
+        found: RouteKind,
+        /// The route's destination in CIDR notation, where it is certain which route it was.
+        prefix: Option<String>,
+        /// Its table, likewise.
+        table: Option<u32>,
+        /// The priority of the rule that led there, where that is certain.
+        rule: Option<u32>,
+    },
+    /// A sysctl, when it was asked, soon after the death.
+    Sysctl {
+        /// When it was asked.
+        time: Option<Time>,
+        /// The namespace's inode number.
+        netns: u32,
+        /// That namespace's name, where it has one.
+        netns_name: Option<String>,
+        /// As `sysctl` names it.
+        name: String,
+        /// The value.
+        value: i64,
+    },
+    /// What a namespace knew of a neighbour when it was asked, soon after the death.
+    Neighbour {
+        /// When it was asked.
+        time: Option<Time>,
+        /// The namespace's inode number.
+        netns: u32,
+        /// That namespace's name, where it has one.
+        netns_name: Option<String>,
+        /// Behind which device.
+        device: Option<String>,
+        /// The neighbour's address.
+        addr: IpAddr,
+        /// As `ip neigh` writes it; `null` where there is no entry.
+        state: Option<String>,
+        /// Its link-layer address, where it is known.
+        mac: Option<String>,
     },
 }

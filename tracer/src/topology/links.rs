@@ -182,7 +182,7 @@ fn address(payload: &[u8]) -> Option<(u32, IpAddr)> {
     Some((u32::from_ne_bytes(index), local.or(address)?))
 }
 
-fn ip(family: u8, value: &[u8]) -> Option<IpAddr> {
+pub(super) fn ip(family: u8, value: &[u8]) -> Option<IpAddr> {
     match i32::from(family) {
         libc::AF_INET => <[u8; 4]>::try_from(value)
             .ok()
@@ -195,21 +195,21 @@ fn ip(family: u8, value: &[u8]) -> Option<IpAddr> {
 }
 
 /// The attributes of a message or of a nest, up to the first that does not fit.
-fn attributes(bytes: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
+pub(super) fn attributes(bytes: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
     NlasIterator::new(bytes).map_while(Result::ok)
 }
 
-fn number(value: &[u8]) -> Option<u32> {
+pub(super) fn number(value: &[u8]) -> Option<u32> {
     value.try_into().ok().map(u32::from_ne_bytes)
 }
 
 /// An ifindex; 0 means that there is none.
-fn ifindex(value: &[u8]) -> Option<u32> {
+pub(super) fn ifindex(value: &[u8]) -> Option<u32> {
     number(value).filter(|index| *index != 0)
 }
 
 /// A string that may lack its end, with whatever is not UTF-8 replaced.
-fn text(value: &[u8]) -> String {
+pub(super) fn text(value: &[u8]) -> String {
     match CStr::from_bytes_until_nul(value) {
         Ok(string) => string.to_string_lossy().into_owned(),
         Err(_) => String::from_utf8_lossy(value).into_owned(),

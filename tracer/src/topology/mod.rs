@@ -7,12 +7,16 @@
 //! as the helper ([`Topology::keep_looking`]) notices.
 
 mod counters;
+mod inquiry;
 mod links;
+mod neighbours;
 mod netns;
 mod peers;
 mod routes;
 mod rtnetlink;
+mod rules;
 mod scout;
+mod sysctls;
 mod table;
 mod view;
 
@@ -39,16 +43,18 @@ use self::{
     netns::{Failure, Known, Opened},
     rtnetlink::{BUFFER_BYTES, Dump, Message, RouteSocket},
     scout::Scout,
+    sysctls::Sysctls,
     table::{Limits, Refused, Table},
 };
 
 pub use self::{
     counters::Counters,
+    inquiry::Pace,
     scout::{NETNS_HELPER, serve as serve_netns},
     view::ViewError,
 };
 
-/// The most namespaces that are opened; each costs two file descriptors.
+/// The most namespaces that are opened; each costs four file descriptors.
 const NETNS_MAX: usize = 4_096;
 
 /// The most devices and addresses that are remembered.
@@ -119,6 +125,7 @@ struct Netns {
     name: Option<String>,
     handle: File,
     socket: RouteSocket,
+    sysctls: Sysctls,
 }
 
 impl Topology {
@@ -362,6 +369,7 @@ impl Topology {
             name,
             handle,
             socket,
+            sysctls,
         } in opened
         {
             // An inode number of nsfs is `ns.inum`, an unsigned int (fs/nsfs.c).
@@ -380,6 +388,7 @@ impl Topology {
                 name,
                 handle,
                 socket,
+                sysctls,
             });
             self.list(self.namespaces.len() - 1);
         }

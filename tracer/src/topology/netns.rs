@@ -23,7 +23,7 @@ use nix::{
 
 use serde::{Deserialize, Serialize};
 
-use super::rtnetlink::RouteSocket;
+use super::{rtnetlink::RouteSocket, sysctls::Sysctls};
 
 /// Where iproute2 and most container runtimes keep named namespaces.
 pub(super) const NAMED: &str = "/run/netns";
@@ -60,6 +60,7 @@ pub(super) struct Opened {
     /// Refers to the namespace, for RTM_GETNSID and setns().
     pub handle: File,
     pub socket: RouteSocket,
+    pub sysctls: Sysctls,
 }
 
 /// Why a namespace could not be opened.
@@ -295,18 +296,19 @@ fn open(candidates: Vec<Candidate>) -> (Vec<Opened>, Vec<Failure>) {
             Err(errno) => failures.push(failure(candidate.inode, errno)),
         }
     }
-    let sockets = in_each(
+    let inside = in_each(
         &handles,
         |(_, handle)| handle.as_fd(),
-        |_| RouteSocket::open(),
+        |_| Ok((RouteSocket::open()?, Sysctls::open())),
     );
-    for ((candidate, handle), socket) in handles.into_iter().zip(sockets) {
-        match socket.and_then(|socket| socket) {
-            Ok(socket) => opened.push(Opened {
+    for ((candidate, handle), inside) in handles.into_iter().zip(inside) {
+        match inside.and_then(|inside| inside) {
+            Ok((socket, sysctls)) => opened.push(Opened {
                 inode: candidate.inode,
                 name: candidate.name,
                 handle,
                 socket,
+                sysctls,
             }),
             Err(errno) => failures.push(failure(candidate.inode, errno)),
         }

@@ -14,11 +14,12 @@ use netlink_packet_core::{
     NetlinkHeader, NetlinkMessage, NetlinkPayload, Parseable as _,
 };
 use netlink_packet_route::{
-    RouteNetlinkMessage,
+    AddressFamily as RouteFamily, RouteNetlinkMessage,
     address::AddressMessage,
     link::{LinkAttribute, LinkExtentMask, LinkMessage},
     nsid::{NsidAttribute, NsidMessage},
-    route::RouteMessage,
+    route::{RouteMessage, RouteType},
+    rule::RuleMessage,
 };
 use nix::{
     errno::Errno,
@@ -59,6 +60,20 @@ mod cookie {
     );
 }
 
+/// Whether requests are checked strictly, which makes a dump of routes heed its filter (since Linux 4.20).
+mod strict {
+    use nix::{setsockopt_impl, sockopt_impl};
+
+    sockopt_impl!(
+        /// `NETLINK_GET_STRICT_CHK`
+        StrictCheck,
+        SetOnly,
+        libc::SOL_NETLINK,
+        libc::NETLINK_GET_STRICT_CHK,
+        bool
+    );
+}
+
 /// A message without its header.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message<'a> {
@@ -77,6 +92,10 @@ pub(super) enum Dump {
     Addresses,
     /// All routes of both families, of every table.
     Routes,
+    /// The routes of one family that are of this type, of every table.
+    RoutesOf(RouteFamily, RouteType),
+    /// The routing rules of one family, in the order in which they are tried.
+    Rules(RouteFamily),
 }
 
 impl Dump {
@@ -91,6 +110,17 @@ impl Dump {
             }
             Self::Addresses => RouteNetlinkMessage::GetAddress(AddressMessage::default()),
             Self::Routes => RouteNetlinkMessage::GetRoute(RouteMessage::default()),
+            Self::RoutesOf(family, kind) => {
+                let mut message = RouteMessage::default();
+                message.header.address_family = family;
+                message.header.kind = kind;
+                RouteNetlinkMessage::GetRoute(message)
+            }
+            Self::Rules(family) => {
+                let mut message = RuleMessage::default();
+                message.header.family = family;
+                RouteNetlinkMessage::GetRule(message)
+            }
         }
     }
 }
@@ -143,6 +173,21 @@ impl RouteSocket {
         buffer: &mut [u8],
         each: &mut dyn FnMut(Message<'_>),
     ) -> Result<(), Errno> {
+        if !matches!(what, Dump::RoutesOf(..)) {
+            return self.dump_loosely(what, buffer, each);
+        }
+        setsockopt(&self.fd, strict::StrictCheck, &true)?;
+        let dumped = self.dump_loosely(what, buffer, each);
+        setsockopt(&self.fd, strict::StrictCheck, &false)?;
+        dumped
+    }
+
+    fn dump_loosely(
+        &mut self,
+        what: Dump,
+        buffer: &mut [u8],
+        each: &mut dyn FnMut(Message<'_>),
+    ) -> Result<(), Errno> {
         for attempt in 1..=ATTEMPTS {
             let sequence = self.send(what.request(), NLM_F_REQUEST | NLM_F_DUMP)?;
             let torn = self.answers(sequence, buffer, each)?;
@@ -151,6 +196,19 @@ impl RouteSocket {
                 break;
             }
         }
+        Ok(())
+    }
+
+    /// Asks for one thing and hands on the answer, and whatever notifications come before it. The kernel's refusal is an
+    /// error: so are `ENOBUFS`, which says that notifications were lost, and `EAGAIN`, that no answer came.
+    pub(super) fn request(
+        &mut self,
+        request: RouteNetlinkMessage,
+        buffer: &mut [u8],
+        each: &mut dyn FnMut(Message<'_>),
+    ) -> Result<(), Errno> {
+        let sequence = self.send(request, NLM_F_REQUEST)?;
+        self.answers(sequence, buffer, each)?;
         Ok(())
     }
 

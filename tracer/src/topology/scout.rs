@@ -6,7 +6,7 @@ use std::{
     fs::File,
     io::{self, IoSlice, IoSliceMut},
     os::{
-        fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
+        fd::{AsFd as _, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
         unix::process::CommandExt as _,
     },
     path::Path,
@@ -35,6 +35,7 @@ use super::{
     netns::{self, Failure, Known, Opened, Scan},
     raise_file_limit,
     rtnetlink::RouteSocket,
+    sysctls::Sysctls,
 };
 
 /// By this name a program knows that it is to be the helper.
@@ -46,11 +47,19 @@ const KEPT: [Capability; 2] = [Capability::CAP_SYS_ADMIN, Capability::CAP_SYS_PT
 /// The longest message: all namespaces that are known and none of them named, or as many failures and 256 names.
 const MESSAGE_BYTES_MAX: usize = 192 * 1024;
 
+/// The most files that come with a message.
+const FILES_MAX: usize = 4;
+
 /// What the helper says.
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
-    /// A namespace; its handle and its socket come along.
-    Found { inode: u64, name: Option<String> },
+    /// A namespace; its handle and its socket come along, and those of its directories of sysctls that there are.
+    Found {
+        inode: u64,
+        name: Option<String>,
+        ipv4: bool,
+        ipv6: bool,
+    },
     /// That was all.
     Done {
         failures: Vec<Failure>,
@@ -123,14 +132,29 @@ impl Scout {
                 Err(error) => return Err(error),
             };
             match answer {
-                Answer::Found { inode, name } => {
-                    let [handle, socket] = <[OwnedFd; 2]>::try_from(files)
-                        .map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
+                Answer::Found {
+                    inode,
+                    name,
+                    ipv4,
+                    ipv6,
+                } => {
+                    let mut files = files.into_iter();
+                    let mut next = || {
+                        files
+                            .next()
+                            .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+                    };
+                    let (handle, socket) = (next()?, next()?);
+                    let sysctls = Sysctls {
+                        ipv4: ipv4.then(&mut next).transpose()?,
+                        ipv6: ipv6.then(&mut next).transpose()?,
+                    };
                     scan.opened.push(Opened {
                         inode,
                         name,
                         handle: File::from(handle),
                         socket: RouteSocket::adopt(socket)?,
+                        sysctls,
                     });
                 }
                 Answer::Done {
@@ -182,15 +206,18 @@ pub fn serve() -> anyhow::Result<()> {
             name,
             handle,
             socket,
+            sysctls: Sysctls { ipv4, ipv6 },
         } in scan.opened
         {
-            let files = [handle.as_raw_fd(), socket.as_fd().as_raw_fd()];
-            send(
-                stdin.as_fd(),
-                &Answer::Found { inode, name },
-                &files,
-                MsgFlags::empty(),
-            )?;
+            let mut files = vec![handle.as_raw_fd(), socket.as_fd().as_raw_fd()];
+            files.extend([&ipv4, &ipv6].into_iter().flatten().map(AsRawFd::as_raw_fd));
+            let found = Answer::Found {
+                inode,
+                name,
+                ipv4: ipv4.is_some(),
+                ipv6: ipv6.is_some(),
+            };
+            send(stdin.as_fd(), &found, &files, MsgFlags::empty())?;
         }
         let done = Answer::Done {
             failures: scan.failures,
@@ -225,7 +252,7 @@ fn receive<T: for<'de> Deserialize<'de>>(
     buffer: &mut [u8],
     flags: MsgFlags,
 ) -> io::Result<(T, Vec<OwnedFd>)> {
-    let mut control = cmsg_space!([RawFd; 2]);
+    let mut control = cmsg_space!([RawFd; FILES_MAX]);
     let flags = flags | MsgFlags::MSG_CMSG_CLOEXEC;
     let mut slices = [IoSliceMut::new(buffer)];
     let message = loop {

@@ -112,6 +112,17 @@ impl Table {
         ids.filter_map(|id| self.record(*id)).collect()
     }
 
+    /// A device's name.
+    pub(super) fn device_name(&self, id: DeviceId) -> Option<&str> {
+        Some(&self.devices.get(&id)?.link.name)
+    }
+
+    /// Whether an address is on one of a namespace's devices.
+    pub(super) fn has_address(&self, netns: NetnsId, addr: IpAddr) -> bool {
+        let mut devices = self.devices.range(all_of(netns));
+        devices.any(|(_, entry)| entry.addrs.contains(&addr))
+    }
+
     /// What differs from the last call.
     pub(super) fn changes(&mut self) -> Vec<Device> {
         let mut records = Vec::new();

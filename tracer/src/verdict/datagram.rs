@@ -10,7 +10,7 @@ use super::finding::{Finding, conclude, doubt, weigh};
 use super::losses::{self, Loss};
 use super::lost::{next_of, reply_lost, request_lost};
 use super::refusal::refused;
-use super::{Judgement, Scene, diagnosis, words};
+use super::{Judgement, Scene, words};
 use crate::codes::{Confidence, PacketKind, Stage, VerdictCode};
 use crate::flow::Sighting;
 use crate::flow::copies::{End, Transmission};
@@ -117,7 +117,7 @@ fn stream_loses<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<'a>> {
         .filter(|dead| losses::innocent_because(PacketKind::Datagram, dead, flow).is_none())
         .collect();
     let last = *dead.last()?;
-    let cause = diagnosis::of(last, scene.devices())?;
+    let cause = scene.diagnose(last)?;
     let how_many = if flow.left_out {
         format!("at least {} datagrams", dead.len())
     } else {

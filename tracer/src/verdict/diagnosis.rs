@@ -5,10 +5,12 @@
 
 use std::net::IpAddr;
 
+use super::question::routed;
 use crate::codes::{CauseCode, Stage};
 use crate::devices::Devices;
 use crate::event::{Death, Symbol};
 use crate::flow::{Message, Point, Sighting};
+use crate::record::Fact;
 
 /// Why a packet died, and where in the stack.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,8 +37,8 @@ pub enum Evidence {
         /// What.
         summary: String,
     },
-    /// The counter that moved: an index into the facts of the stream.
-    Fact(usize),
+    /// A counter that moved, or what the kernel answered.
+    Fact(Fact),
 }
 
 /// Where tunnel devices wrap a packet and look for a route to the other end.
@@ -81,8 +83,13 @@ fn of_death(sighting: &Sighting, death: &Death, devices: &Devices) -> Diagnosis 
     }
 }
 
+/// What a packet died of, for scripts: the drop alone decides it.
+pub(super) fn code_of_death(sighting: &Sighting, death: &Death, devices: &Devices) -> CauseCode {
+    code(&Trace(death), sighting, devices)
+}
+
 /// The functions on the stack at a death, nearest first, the freeing one included.
-struct Trace<'a>(&'a Death);
+pub(super) struct Trace<'a>(pub(super) &'a Death);
 
 impl std::fmt::Display for Trace<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -104,7 +111,7 @@ impl Trace<'_> {
             .map(Symbol::plain_name)
     }
 
-    fn has(&self, wanted: &[&str]) -> bool {
+    pub(super) fn has(&self, wanted: &[&str]) -> bool {
         self.functions().any(|function| wanted.contains(&function))
     }
 
@@ -256,6 +263,7 @@ impl Trace<'_> {
                 | "ip_error"
                 | "ip6_pkt_drop"
                 | "ip6_pkt_discard"
+                | "ip6_pkt_prohibit"
                 | "__netif_receive_skb_core"
                 | "__netif_receive_skb_one_core"
                 | "veth_xdp_rcv_skb"
@@ -302,7 +310,7 @@ fn by_reason(trace: &Trace<'_>, sighting: &Sighting) -> Option<CauseCode> {
         "IP_INADDRERRORS" if trace.has(&["ip_error"]) => CauseCode::ForwardingOff,
         // `ip6_forward` gives it where forwarding is off, and for sources that no router may pass on.
         "IP_INADDRERRORS"
-            if trace.freed_in(&["ip6_forward"]) && is_host(sighting.tuple.src.ip()) =>
+            if trace.freed_in(&["ip6_forward"]) && is_host(routed(sighting).0.ip()) =>
         {
             CauseCode::ForwardingOff
         }
@@ -417,11 +425,13 @@ fn phrase(code: CauseCode, trace: &Trace<'_>, sighting: &Sighting) -> String {
             "because the next hop's link-layer address never resolved".to_owned()
         }
         CauseCode::WrongMac => "because its destination MAC address is another host's".to_owned(),
-        CauseCode::NoRoute => format!("because there is no route to {}", sighting.tuple.dst.ip()),
+        CauseCode::NoRoute => {
+            format!("because there is no route to {}", routed(sighting).1.ip())
+        }
         CauseCode::BlackholeRoute => format!(
             "by a {} route to {}",
             trace.route_kind(),
-            sighting.tuple.dst.ip()
+            routed(sighting).1.ip()
         ),
         CauseCode::ForwardingOff => "because forwarding is off".to_owned(),
         CauseCode::Ttl => {

@@ -1,7 +1,7 @@
 //! The packets of a flow that died, and which of those deaths explain nothing. Innocence follows from the flow's
 //! state, not from a place: one address in `tcp_v4_rcv` frees a repeated SYN, a late SYN-ACK, a RST and a refused SYN.
 
-use super::diagnosis::{self, Diagnosis};
+use super::diagnosis::Diagnosis;
 use super::{Scene, gave_up_at};
 use crate::codes::PacketKind;
 use crate::event::Death;
@@ -64,7 +64,7 @@ pub fn of<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Vec<Loss<'a>> {
     let mut losses: Vec<Loss<'a>> = handshake
         .chain(data)
         .filter_map(|(packet, sighting, went_on)| {
-            let diagnosis = diagnosis::of(sighting, scene.devices())?;
+            let diagnosis = scene.diagnose(sighting)?;
             let innocent = innocent_because(packet, sighting, flow)
                 .or_else(|| went_on.then_some("a copy of a packet that went on"));
             let why = innocent.map_or_else(|| effect(packet, sighting, flow), str::to_owned);

@@ -114,7 +114,7 @@ fn untranslated<'a>(dead: &'a Sighting, flow: &Flow<'a>, scene: &Scene<'_>) -> F
             "the reply must come back through the host that translated the request: compare the two paths above"
                 .to_owned(),
         ),
-        cause: diagnosis::of(dead, scene.devices()),
+        cause: scene.diagnose(dead),
         ..Finding::new(
             VerdictCode::ReplyDropped,
             Confidence::Proven,
@@ -261,8 +261,9 @@ fn silent_cause(netns: NetnsId, flow: &Flow<'_>, scene: &Scene<'_>) -> Option<Di
     causes.into_iter().filter(meant).find_map(|(counter, code, phrase)| {
         let moved = |fact: &Fact| match fact {
             Fact::Counter { netns: of, name, before, after } => *of == netns && name == counter && after > before,
+            _ => false,
         };
-        let index = scene.analysis.facts.iter().position(moved)?;
+        let fact = scene.analysis.facts.iter().find(|fact| moved(fact))?;
         Some(Diagnosis {
             code,
             stage: Stage::Listener,
@@ -271,7 +272,7 @@ fn silent_cause(netns: NetnsId, flow: &Flow<'_>, scene: &Scene<'_>) -> Option<Di
                 _ => phrase.to_owned(),
             },
             detail: Some(format!("{counter} of that namespace rose during the trace; the counter does not tell which flow moved it")),
-            evidence: vec![Evidence::Fact(index)],
+            evidence: vec![Evidence::Fact(fact.clone())],
         })
     })
 }
@@ -320,7 +321,7 @@ pub(super) fn death<'a>(
     transmissions: &[Transmission<'a>],
     scene: &Scene<'_>,
 ) -> Finding<'a> {
-    let Some(cause) = diagnosis::of(dead, scene.devices()) else {
+    let Some(cause) = scene.diagnose(dead) else {
         return Finding::inconclusive(format!(
             "inconclusive: {} ended without a cause",
             packet.name()

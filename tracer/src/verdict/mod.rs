@@ -5,10 +5,12 @@
 
 mod datagram;
 pub mod diagnosis;
+mod explain;
 mod finding;
 mod handshake;
 mod losses;
 mod lost;
+pub mod question;
 mod refusal;
 #[cfg(test)]
 mod tests;

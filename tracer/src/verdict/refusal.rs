@@ -1,7 +1,7 @@
 //! Somebody said no: a RST or an ICMP error that answers the request.
 
 use super::Scene;
-use super::diagnosis::{self, Diagnosis, Evidence};
+use super::diagnosis::{Diagnosis, Evidence};
 use super::finding::Finding;
 use super::lost::{arrived_in_tcp, next_of};
 use crate::codes::{CauseCode, Confidence, Stage, VerdictCode};
@@ -23,7 +23,7 @@ pub(super) fn refused<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<
         .request
         .iter()
         .flat_map(|request| request.sightings().iter().copied())
-        .filter_map(|sighting| Some((sighting, diagnosis::of(sighting, scene.devices())?)))
+        .filter_map(|sighting| Some((sighting, scene.diagnose(sighting)?)))
         .min_by_key(|(sighting, _)| sighting.time_ns.abs_diff(answer.time_ns));
     let is_elsewhere = killer.is_none();
     let (cause, at) = match killer {

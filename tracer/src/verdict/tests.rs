@@ -3,6 +3,7 @@
 
 mod copies;
 mod datagrams;
+mod explain;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -251,6 +252,7 @@ impl Story {
                 message,
                 icmp: self.icmp,
                 tunnels: Vec::new(),
+                dst_mac: None,
             });
         }
     }

@@ -122,6 +122,7 @@ fn see(analysis: &mut Analysis, at_ms: u64, port: u16, flags: TcpFlags, point: P
         }),
         icmp: None,
         tunnels: Vec::new(),
+        dst_mac: None,
     });
 }
 

@@ -13,7 +13,6 @@ use crate::event::{NetnsId, SocketHook, Symbol};
 use crate::flow::copies::{End, Transmission};
 use crate::flow::pairing::Flow as Attempt;
 use crate::flow::{FiveTuple, Point, Sighting, Tunnel as SeenTunnel, TunnelKind as SeenKind};
-use crate::record::Fact;
 use crate::verdict::{self, Diagnosis, Judgement, Place, diagnosis};
 
 impl Builder<'_> {
@@ -260,7 +259,7 @@ impl Builder<'_> {
             evidence: cause
                 .evidence
                 .iter()
-                .filter_map(|evidence| self.evidence(evidence))
+                .map(|evidence| self.evidence(evidence))
                 .collect(),
             packet_len: Some(sighting.packet_len),
             mtu,
@@ -271,27 +270,14 @@ impl Builder<'_> {
         }
     }
 
-    fn evidence(&self, evidence: &diagnosis::Evidence) -> Option<Evidence> {
-        Some(match evidence {
+    fn evidence(&self, evidence: &diagnosis::Evidence) -> Evidence {
+        match evidence {
             diagnosis::Evidence::Event { time_ns, summary } => Evidence::Event {
                 time: self.time(*time_ns),
                 summary: summary.clone(),
             },
-            diagnosis::Evidence::Fact(index) => match self.analysis.facts.get(*index)? {
-                Fact::Counter {
-                    netns,
-                    name,
-                    before,
-                    after,
-                } => Evidence::Counter {
-                    netns: netns.inum,
-                    netns_name: self.netns_name(*netns),
-                    name: name.clone(),
-                    before: *before,
-                    after: *after,
-                },
-            },
-        })
+            diagnosis::Evidence::Fact(fact) => self.fact(fact),
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Fills a [`Report`] from what the records said and what was concluded. It decides nothing: it names devices, turns
 //! monotonic times into wall-clock times and folds transmissions into legs.
 
+mod evidence;
 mod flow;
 
 use std::collections::BTreeSet;

@@ -241,21 +241,72 @@ fn cause_rows(cause: &Cause) -> Vec<Row> {
         .iter()
         .filter(|evidence| !repeats_kernel(cause, evidence))
         .collect();
-    rows.extend(capped(&evidence, "evidence", |evidence| match evidence {
+    rows.extend(capped(&evidence, "evidence", |evidence| {
+        evidence_words(evidence)
+    }));
+    rows
+}
+
+fn evidence_words(evidence: &Evidence) -> String {
+    let within = |name: &Option<String>, inum: u32| {
+        netns(name.as_deref(), Some(inum)).map_or_else(String::new, |netns| format!(" in {netns}"))
+    };
+    match evidence {
         Evidence::Event { time, summary } => timed(*time, summary),
         Evidence::Counter {
-            netns: inum,
+            netns,
             netns_name,
             name,
             before,
             after,
+        } => format!("{name} {before} → {after}{}", within(netns_name, *netns)),
+        Evidence::Route {
+            time,
+            netns,
+            netns_name,
+            to,
+            summary,
+            ..
+        } => timed(
+            *time,
+            &format!(
+                "asked for the route to {to}{}: {summary}",
+                within(netns_name, *netns)
+            ),
+        ),
+        Evidence::Sysctl {
+            time,
+            netns,
+            netns_name,
+            name,
+            value,
+        } => timed(
+            *time,
+            &format!("{name} = {value}{}", within(netns_name, *netns)),
+        ),
+        Evidence::Neighbour {
+            time,
+            netns,
+            netns_name,
+            device,
+            addr,
+            state,
+            mac,
         } => {
-            let within =
-                netns(netns_name.as_deref(), Some(*inum)).map(|netns| format!(" in {netns}"));
-            format!("{name} {before} → {after}{}", within.unwrap_or_default())
+            let device = device.as_deref().unwrap_or("a device");
+            let mac = mac
+                .as_ref()
+                .map_or_else(String::new, |mac| format!(" at {mac}"));
+            let state = state.as_deref().unwrap_or("no entry");
+            timed(
+                *time,
+                &format!(
+                    "neighbour {addr} on {device}{}: {state}{mac}",
+                    within(netns_name, *netns)
+                ),
+            )
         }
-    }));
-    rows
+    }
 }
 
 /// Whether a piece of evidence is the very event that the `kernel` row has told already.

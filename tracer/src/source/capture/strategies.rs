@@ -1,6 +1,6 @@
 //! Any record at all.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use bytes::Bytes;
 use proptest::collection::vec;
@@ -11,6 +11,7 @@ use crate::event::{
     Death, DeviceId, Event, NetnsId, Process, Skb, SkbId, Socket, SocketHook, Symbol, TcpState,
     What,
 };
+use crate::fact::{Lookup, NeighbourState, NextHop, Prefix, Route, RouteKind, Way};
 use crate::record::{
     BlindSpot, CAPTURE_SCHEMA, ClockPair, Device, Fact, Header, Hook, HookState, Ledger, Record,
     StoppedBy, Trailer, View,
@@ -250,8 +251,8 @@ fn event() -> impl Strategy<Value = Event> {
         })
 }
 
-/// Any record but the header.
-pub(super) fn record() -> impl Strategy<Value = Record> {
+/// Any fact.
+fn fact() -> impl Strategy<Value = Fact> {
     let counter =
         (netns(), any::<(String, u64, u64)>()).prop_map(|(netns, (name, before, after))| {
             Fact::Counter {
@@ -261,6 +262,81 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
                 after,
             }
         });
+    let sysctl =
+        (netns(), any::<(u64, String, i64)>()).prop_map(|(netns, (asked_ns, name, value))| {
+            Fact::Sysctl {
+                netns,
+                asked_ns,
+                name,
+                value,
+            }
+        });
+    let state = option::of(prop_oneof![
+        Just(NeighbourState::Failed),
+        Just(NeighbourState::Permanent),
+    ]);
+    let neighbour = (netns(), state, any::<(u64, u32, IpAddr, Option<[u8; 6]>)>()).prop_map(
+        |(netns, state, (asked_ns, ifindex, addr, mac))| Fact::Neighbour {
+            netns,
+            asked_ns,
+            ifindex,
+            addr,
+            state,
+            mac,
+        },
+    );
+    let way = prop_oneof![Just(Way::Input), Just(Way::Output), Just(Way::Reverse)];
+    let addresses = any::<(IpAddr, u16, IpAddr, u16)>();
+    let lookup = (way, addresses, any::<(Option<u32>, u8, u32)>()).prop_map(
+        |(way, (src, src_port, dst, dst_port), (ifindex, protocol, mark))| Lookup {
+            way,
+            ifindex,
+            protocol,
+            src: SocketAddr::new(src, src_port),
+            dst: SocketAddr::new(dst, dst_port),
+            mark,
+        },
+    );
+    let found = prop_oneof![
+        Just(RouteKind::None),
+        Just(RouteKind::Unicast),
+        Just(RouteKind::Prohibit),
+    ];
+    let hops = vec(
+        any::<(Option<IpAddr>, u32)>().prop_map(|(gateway, ifindex)| NextHop { gateway, ifindex }),
+        0..3,
+    );
+    let prefix = option::of(any::<(IpAddr, u8)>().prop_map(|(addr, len)| Prefix { addr, len }));
+    let flags = any::<(u64, Option<u32>, Option<u32>, bool, bool, bool)>();
+    let route = (netns(), lookup, found, hops, prefix, flags).prop_map(
+        |(
+            netns,
+            lookup,
+            found,
+            hops,
+            prefix,
+            (asked_ns, table, rule, by_rule, ports_matter, uncertain),
+        )| {
+            Fact::Route(Box::new(Route {
+                netns,
+                asked_ns,
+                lookup,
+                found,
+                prefix,
+                table,
+                rule,
+                by_rule,
+                hops,
+                ports_matter,
+                uncertain,
+            }))
+        },
+    );
+    prop_oneof![counter, sysctl, neighbour, route]
+}
+
+/// Any record but the header.
+pub(super) fn record() -> impl Strategy<Value = Record> {
     let ledger = any::<[u64; 8]>().prop_map(
         |[
             time_ns,
@@ -296,7 +372,7 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
     prop_oneof![
         device().prop_map(|device| Record::Device(Box::new(device))),
         event().prop_map(|event| Record::Event(Box::new(event))),
-        counter.prop_map(Record::Fact),
+        fact().prop_map(Record::Fact),
         ledger.prop_map(Record::Ledger),
         clock.prop_map(Record::Clock),
         (any::<u64>(), stopped_by)

@@ -1,0 +1,465 @@
+//! Says more about a cause: what the kernel answered when it was asked about the packet ([`Fact`]), and what the devices
+//! around it are like.
+//!
+//! The death is proven by its event, and the event alone decides the cause's code. An answer is of a later moment: it is
+//! evidence, and where it does not fit the death, the words say so.
+
+use super::diagnosis::{self, Diagnosis, Evidence};
+use super::question::{self, routed};
+use super::{Scene, words};
+use crate::codes::CauseCode;
+use crate::event::{Death, DeviceId, NetnsId};
+use crate::fact::{About, Fact, Lookup, Question, Route, RouteKind, mac_words, sysctl_name};
+use crate::flow::{Point, Sighting};
+
+/// Within this time after a death the answer is taken to be of the route that the packet met.
+const SOON_NS: u64 = 2_000_000_000;
+
+/// The most devices or tunnels that a sentence names.
+const NAMED_MAX: usize = 4;
+
+impl Scene<'_> {
+    /// Says why the packet of a sighting died. `None` if it did not.
+    pub(super) fn diagnose(&self, sighting: &Sighting) -> Option<Diagnosis> {
+        let diagnosis = diagnosis::of(sighting, self.devices())?;
+        let Point::Drop(death) = &sighting.point else {
+            return Some(diagnosis);
+        };
+        let dead = Dead {
+            scene: self,
+            sighting,
+            death,
+            question: question::of(sighting, self.devices()),
+        };
+        Some(dead.explain(diagnosis))
+    }
+
+    /// `eth0`, or its number where it has no name.
+    fn ifindex_words(&self, netns: NetnsId, ifindex: u32) -> String {
+        match self.devices().get(DeviceId { netns, ifindex }) {
+            Some(device) => device.name.clone(),
+            None => format!("device {ifindex}"),
+        }
+    }
+
+    /// What was found, in the words of `ip route`: "blackhole 10.9.0.0/24 in table main".
+    pub(crate) fn route_words(&self, route: &Route) -> String {
+        let kind = route.found.name();
+        let rule = route
+            .rule
+            .filter(|priority| !DEFAULT_RULES.contains(priority));
+        if route.found == RouteKind::None {
+            return "no route: every rule was tried".to_owned();
+        }
+        if route.by_rule {
+            return match route.rule {
+                Some(priority) => format!("{kind}, says rule {priority}"),
+                None => format!("{kind}, says a rule"),
+            };
+        }
+        let Some(prefix) = route.prefix else {
+            return format!(
+                "{kind}: there are several such routes to {}",
+                route.lookup.target()
+            );
+        };
+        let kind = if route.found == RouteKind::Unicast {
+            String::new()
+        } else {
+            format!("{kind} ")
+        };
+        let hops: Vec<String> = route
+            .hops
+            .iter()
+            .take(NAMED_MAX)
+            .filter(|_| !route.found.rejects())
+            .map(|hop| {
+                let device = self.ifindex_words(route.netns, hop.ifindex);
+                hop.gateway.map_or_else(
+                    || format!(" dev {device}"),
+                    |gateway| format!(" via {gateway} dev {device}"),
+                )
+            })
+            .collect();
+        let by = rule.map_or_else(String::new, |priority| format!(", by rule {priority}"));
+        let table = route.table.map_or_else(String::new, |table| {
+            format!(" in table {}", table_words(table))
+        });
+        format!("{kind}{prefix}{}{table}{by}", hops.join(","))
+    }
+}
+
+/// The priorities of the rules that every namespace has: they go without saying.
+const DEFAULT_RULES: [u32; 3] = [0, 32_766, 32_767];
+
+/// `RT_TABLE_*` (include/uapi/linux/rtnetlink.h), the names of iproute2.
+fn table_words(table: u32) -> String {
+    match table {
+        253 => "default".to_owned(),
+        254 => "main".to_owned(),
+        255 => "local".to_owned(),
+        number => number.to_string(),
+    }
+}
+
+/// A packet that died.
+struct Dead<'a> {
+    scene: &'a Scene<'a>,
+    sighting: &'a Sighting,
+    death: &'a Death,
+    question: Option<Question>,
+}
+
+impl<'a> Dead<'a> {
+    fn explain(&self, mut diagnosis: Diagnosis) -> Diagnosis {
+        match (diagnosis.code, self.question.map(|question| question.about)) {
+            (_, Some(About::Route(lookup))) => self.by_route(&lookup, &mut diagnosis),
+            (_, Some(About::ReversePath(lookup))) => self.by_reverse_path(&lookup, &mut diagnosis),
+            (_, Some(About::Forwarding { ipv6, .. })) => self.by_forwarding(ipv6, &mut diagnosis),
+            (_, Some(About::Neighbour(lookup))) => self.by_neighbour(&lookup, &mut diagnosis),
+            (_, Some(About::Source { .. })) => self.by_source(&mut diagnosis),
+            (CauseCode::UnknownVni, _) => self.by_vni(&mut diagnosis),
+            (CauseCode::WrongMac, _) => self.by_mac(&mut diagnosis),
+            _ => {}
+        }
+        diagnosis
+    }
+
+    fn by_route(&self, lookup: &Lookup, diagnosis: &mut Diagnosis) {
+        let Some((fact, route)) = self.route(lookup) else {
+            return;
+        };
+        let dst = lookup.target();
+        let found = self.scene.route_words(route);
+        let soon = route.asked_ns.abs_diff(self.sighting.time_ns) <= SOON_NS;
+        if soon && self.fits(route.found) {
+            if route.found.rejects() {
+                let article = if route.found == RouteKind::Unreachable {
+                    "an"
+                } else {
+                    "a"
+                };
+                let what = if route.by_rule {
+                    "routing rule"
+                } else {
+                    "route"
+                };
+                diagnosis.phrase = format!("by {article} {} {what} to {dst}", route.found.name());
+            }
+            diagnosis.detail = Some(found);
+        } else if self.fits(route.found) {
+            diagnosis.detail = Some(format!("{}: {found}", self.since(route.asked_ns)));
+        } else {
+            let asked = format!("(asked {})", self.since(route.asked_ns));
+            diagnosis.detail = Some(match (route.found, route.uncertain) {
+                (RouteKind::None, _) => format!("there is no such route any more {asked}"),
+                (_, false) => {
+                    format!("a route exists by now, which came after the drop: {found} {asked}")
+                }
+                (_, true) => format!(
+                    "a route exists by now: {found} {asked}; it came after the drop, or a rule looked at what could not be asked"
+                ),
+            });
+        }
+        diagnosis.evidence.push(Evidence::Fact(fact.clone()));
+    }
+
+    /// Whether a packet that met such a route dies like this (`ip_error()` in net/ipv4/route.c, `ip6_pkt_drop()` in
+    /// net/ipv6/route.c).
+    fn fits(&self, found: RouteKind) -> bool {
+        let ipv6 = routed(self.sighting).1.is_ipv6();
+        let no_route = matches!(
+            self.death.reason.as_deref(),
+            Some("IP_INNOROUTES" | "IP_OUTNOROUTES")
+        );
+        let freed_in = self.death.location.plain_name();
+        let in_prohibit = freed_in.starts_with("ip6_pkt_prohibit");
+        match found {
+            _ if freed_in.starts_with("dst_discard") => found == RouteKind::Blackhole,
+            RouteKind::None => no_route && !in_prohibit,
+            RouteKind::Prohibit if ipv6 => in_prohibit,
+            // IPv6 drops alike where there is no route and where there is one that says unreachable.
+            RouteKind::Unreachable if ipv6 => no_route && !in_prohibit,
+            RouteKind::Blackhole | RouteKind::Unreachable | RouteKind::Prohibit => !no_route,
+            _ => false,
+        }
+    }
+
+    fn by_reverse_path(&self, lookup: &Lookup, diagnosis: &mut Diagnosis) {
+        let filter = self.sysctl(false, "rp_filter", diagnosis);
+        let device = self.device_name();
+        let source = lookup.target();
+        let route = self.route(lookup).map(|(fact, route)| {
+            diagnosis.evidence.push(Evidence::Fact(fact.clone()));
+            let through = |ifindex| route.hops.iter().any(|hop| Some(hop.ifindex) == ifindex);
+            match route.found {
+                RouteKind::None => format!("there is no route back to {source}"),
+                RouteKind::Unicast if through(self.sighting.ifindex) => format!(
+                    "{} the route back to {source} leaves through {device} all right ({})",
+                    self.since(route.asked_ns),
+                    self.scene.route_words(route)
+                ),
+                RouteKind::Unicast => {
+                    let devices: Vec<String> = route
+                        .hops
+                        .iter()
+                        .take(NAMED_MAX)
+                        .map(|hop| self.scene.ifindex_words(route.netns, hop.ifindex))
+                        .collect();
+                    format!(
+                        "the route back to {source} leaves through {} ({})",
+                        devices.join(" and "),
+                        self.scene.route_words(route)
+                    )
+                }
+                _ => format!(
+                    "the route back to {source} is {}",
+                    self.scene.route_words(route)
+                ),
+            }
+        });
+        let filter = filter.map(|Sysctl { all, own }| {
+            format!(
+                "rp_filter is {} on {device} (all={all}, {device}={own})",
+                all.max(own)
+            )
+        });
+        diagnosis.detail = match (filter, route) {
+            (Some(filter), Some(route)) => Some(format!("{filter}, and {route}")),
+            (Some(only), None) | (None, Some(only)) => Some(only),
+            (None, None) => diagnosis.detail.take(),
+        };
+    }
+
+    /// IPv4 asks the device on which a packet came in, IPv6 the whole namespace.
+    fn by_forwarding(&self, ipv6: bool, diagnosis: &mut Diagnosis) {
+        let device = self.device_name();
+        let Some(Sysctl { all, own }) = self.sysctl(ipv6, "forwarding", diagnosis) else {
+            return;
+        };
+        let (decides, value, other) = if ipv6 {
+            ("all", all, format!("{device}={own}"))
+        } else {
+            (device, own, format!("all={all}"))
+        };
+        let name = sysctl_name(ipv6, decides, "forwarding");
+        diagnosis.detail = Some(if value == 0 {
+            format!("{name} is 0 ({other})")
+        } else {
+            format!("{name} has become {value} since ({other})")
+        });
+    }
+
+    fn by_neighbour(&self, lookup: &Lookup, diagnosis: &mut Diagnosis) {
+        let device = self.device_name();
+        let next_hop = self.route(lookup).map(|(fact, route)| {
+            diagnosis.evidence.push(Evidence::Fact(fact.clone()));
+            let on_device = route
+                .hops
+                .iter()
+                .find(|hop| Some(hop.ifindex) == lookup.ifindex);
+            on_device.and_then(|hop| hop.gateway)
+        });
+        let Some(gateway) = next_hop else {
+            return;
+        };
+        let addr = gateway.unwrap_or(lookup.target());
+        let neighbour = self.answer(|fact| match fact {
+            Fact::Neighbour {
+                netns,
+                ifindex,
+                addr: of,
+                ..
+            } => {
+                Some(*netns) == self.sighting.netns
+                    && Some(*ifindex) == lookup.ifindex
+                    && *of == addr
+            }
+            _ => false,
+        });
+        let what = match gateway {
+            Some(_) => format!("the next hop to {} is the gateway {addr}", lookup.target()),
+            None => format!("the next hop is {addr} itself"),
+        };
+        let state = neighbour.map(|fact| {
+            diagnosis.evidence.push(Evidence::Fact(fact.clone()));
+            match fact {
+                Fact::Neighbour {
+                    state: Some(state),
+                    asked_ns,
+                    ..
+                } if state.is_resolved() => {
+                    format!(
+                        "{} its entry on {device} was {}",
+                        self.since(*asked_ns),
+                        state.name()
+                    )
+                }
+                Fact::Neighbour {
+                    state: Some(state), ..
+                } => {
+                    format!("its entry on {device} is {}", state.name())
+                }
+                _ => format!("it has no entry on {device}"),
+            }
+        });
+        diagnosis.detail = Some(match state {
+            Some(state) => format!("{what}, and {state}"),
+            None => what,
+        });
+    }
+
+    fn by_source(&self, diagnosis: &mut Diagnosis) {
+        let source = routed(self.sighting).0.ip();
+        let device = self.device_name();
+        let (name, why) = match self.death.reason.as_deref() {
+            Some("IP_LOCAL_SOURCE") => (
+                "accept_local",
+                format!("{source} is an address of this very namespace"),
+            ),
+            Some("IP_LOCALNET") => (
+                "route_localnet",
+                "addresses of 127.0.0.0/8 do not come from outside".to_owned(),
+            ),
+            _ => return,
+        };
+        let value = self
+            .sysctl(false, name, diagnosis)
+            .map(|Sysctl { all, own }| {
+                format!(
+                    ", and {name} is {} on {device} (all={all}, {device}={own})",
+                    all.max(own)
+                )
+            });
+        diagnosis.detail = Some(format!("{why}{}", value.unwrap_or_default()));
+    }
+
+    fn by_vni(&self, diagnosis: &mut Diagnosis) {
+        let tunnels: Vec<String> = self
+            .scene
+            .devices()
+            .iter()
+            .filter(|device| Some(device.id.netns) == self.sighting.netns && !device.removed)
+            .filter_map(|device| Some(format!("{} ({})", device.vni?, device.name)))
+            .collect();
+        let known = match tunnels.as_slice() {
+            [] => "no tunnel device there has a VNI of its own".to_owned(),
+            [only] => format!("the only VNI there is {only}"),
+            several => {
+                let more = match several.len().saturating_sub(NAMED_MAX) {
+                    0 => String::new(),
+                    more => format!(" and {more} more"),
+                };
+                let shown: Vec<String> = several.iter().take(NAMED_MAX).cloned().collect();
+                format!("the VNIs there are {}{more}", shown.join(", "))
+            }
+        };
+        diagnosis.detail = Some(match diagnosis.detail.take() {
+            Some(detail) => format!("{detail}; {known}"),
+            None => known,
+        });
+    }
+
+    fn by_mac(&self, diagnosis: &mut Diagnosis) {
+        let devices = self.scene.devices();
+        let device = self.sighting.device().and_then(|id| devices.get(id));
+        let Some((wanted, device)) = self.sighting.dst_mac.zip(device) else {
+            return;
+        };
+        let own = match device.mac {
+            Some(mac) => format!("{} has {}", device.name, mac_words(mac)),
+            None => format!("{} has none", device.name),
+        };
+        let owners: Vec<String> = devices
+            .iter()
+            .filter(|other| other.mac == Some(wanted) && !other.removed)
+            .take(NAMED_MAX)
+            .map(|other| {
+                let netns = self.scene.netns_words(other.id.netns);
+                format!("{} in {netns}", other.name)
+            })
+            .collect();
+        let whose = if owners.is_empty() {
+            "no device that is known has it".to_owned()
+        } else {
+            format!("it is that of {}", owners.join(", "))
+        };
+        let wanted = mac_words(wanted);
+        diagnosis.detail = Some(format!("it was sent to {wanted}, and {own}; {whose}"));
+    }
+
+    fn device_name(&self) -> &'a str {
+        self.scene
+            .device_name(self.sighting)
+            .unwrap_or("that device")
+    }
+
+    /// "12 ms after the drop".
+    fn since(&self, asked_ns: u64) -> String {
+        let gap = words::duration(asked_ns.abs_diff(self.sighting.time_ns));
+        if asked_ns >= self.sighting.time_ns {
+            format!("{gap} after the drop")
+        } else {
+            format!("{gap} before the drop")
+        }
+    }
+
+    /// The answer that was given the nearest to the death.
+    fn answer(&self, is_it: impl Fn(&Fact) -> bool) -> Option<&'a Fact> {
+        let answers = self.scene.analysis.answers.iter();
+        answers.filter(|fact| is_it(fact)).min_by_key(|fact| {
+            let asked_ns = fact.asked_ns().unwrap_or_default();
+            asked_ns.abs_diff(self.sighting.time_ns)
+        })
+    }
+
+    fn route(&self, lookup: &Lookup) -> Option<(&'a Fact, &'a Route)> {
+        let fact = self.answer(|fact| match fact {
+            Fact::Route(route) => {
+                Some(route.netns) == self.sighting.netns && answers(route, lookup)
+            }
+            _ => false,
+        })?;
+        match fact {
+            Fact::Route(route) => Some((fact, route)),
+            _ => None,
+        }
+    }
+
+    /// The values of a sysctl for `all` and for the device; they become evidence.
+    fn sysctl(&self, ipv6: bool, name: &str, diagnosis: &mut Diagnosis) -> Option<Sysctl> {
+        let mut value = |device: &str| {
+            let wanted = sysctl_name(ipv6, device, name);
+            let fact = self.answer(|fact| match fact {
+                Fact::Sysctl { netns, name, .. } => {
+                    Some(*netns) == self.sighting.netns && *name == wanted
+                }
+                _ => false,
+            })?;
+            diagnosis.evidence.push(Evidence::Fact(fact.clone()));
+            match fact {
+                Fact::Sysctl { value, .. } => Some(*value),
+                _ => None,
+            }
+        };
+        let all = value("all")?;
+        let own = value(self.device_name())?;
+        Some(Sysctl { all, own })
+    }
+}
+
+/// A sysctl's two values.
+struct Sysctl {
+    all: i64,
+    own: i64,
+}
+
+/// Whether an answer is about this packet, too.
+fn answers(route: &Route, lookup: &Lookup) -> bool {
+    let [mut asked, mut wanted] = [route.lookup, *lookup];
+    if !route.ports_matter {
+        asked.forget_ports();
+        wanted.forget_ports();
+    }
+    asked == wanted
+}
