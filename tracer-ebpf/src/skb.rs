@@ -21,6 +21,9 @@ const ARPHRD_ETHER: u16 = 1;
 const ARPHRD_LOOPBACK: u16 = 772;
 
 const ETH_HLEN: u32 = 14;
+
+/// `skb->pkt_type` of a frame that is addressed to another host.
+const PACKET_OTHERHOST: u8 = 3;
 const ETH_P_IP: u16 = 0x0800;
 const ETH_P_IPV6: u16 = 0x86dd;
 const ETH_P_8021Q: u16 = 0x8100;
@@ -252,6 +255,33 @@ impl SkBuff {
             return None;
         }
         self.layout().window(u32::from(network), Start::Ip)
+    }
+
+    /// Whether this is what `ip route get` asks about, which IPv4 lays out like a packet and frees like a lost one
+    /// (`inet_rtm_getroute()` in net/ipv4/route.c): a link header at the very start of the buffer, where no device puts one.
+    #[inline(always)]
+    pub fn is_route_question(self) -> bool {
+        let mac: u16 = load(self.0, config!(offsets.skb_mac_header));
+        let network: u16 = load(self.0, config!(offsets.skb_network_header));
+        mac == 0 && network == 0
+    }
+
+    /// What is freed: the IP packet, and the frame around it where the packet was received though it is addressed to
+    /// another host, since that address is why.
+    #[inline(always)]
+    pub fn freed_window(self) -> Option<Window> {
+        if self.pkt_type() == PACKET_OTHERHOST {
+            let mac: u16 = load(self.0, config!(offsets.skb_mac_header));
+            let network: u16 = load(self.0, config!(offsets.skb_network_header));
+            let head: u64 = load(self.0, config!(offsets.skb_head));
+            let mac_len = u32::from(network).wrapping_sub(u32::from(mac));
+            // The device may be gone, so the frame itself has to tell that it is one.
+            let ether_type = probe::<u16>(head, u32::from(mac).wrapping_add(ETH_HLEN - 2));
+            if mac_len == ETH_HLEN && ether_type.map(u16::from_be) == Some(self.protocol()) {
+                return self.layout().window(u32::from(mac), Start::Ethernet);
+            }
+        }
+        self.network_window()
     }
 
     #[inline(always)]

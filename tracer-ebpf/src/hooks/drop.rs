@@ -45,10 +45,10 @@ fn dropped(ctx: &BtfTracePointContext, reason: u32) {
     if !skb.may_be_ip() {
         return;
     }
-    let Some(window) = skb.network_window() else {
+    let Some(window) = skb.freed_window() else {
         // Without a network header it is no packet yet (a segment that TCP has not sent, a message between
         // local sockets), unless its EtherType says otherwise.
-        if skb.is_ip() {
+        if skb.is_ip() && !skb.is_route_question() {
             count(Counter::Unreadable);
         }
         return;
