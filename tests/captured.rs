@@ -47,12 +47,11 @@ impl Captured {
         })
     }
 
-    /// The packets of which an IP header, or one that an ICMP error quotes, has this port at either end or is an ICMP
-    /// echo with this identifier.
-    pub fn of_port(&self, port: u16) -> Vec<Seen<'_>> {
+    /// The packets, in the order of the ring.
+    pub fn packets(&self) -> impl Iterator<Item = Seen<'_>> {
         let mut ports = TunnelPorts::NONE;
         ports.declare(VXLAN_PORT, Tunnel::Vxlan);
-        let packets = self.events().filter_map(move |event| {
+        self.events().filter_map(move |event| {
             let skb = match &event.what {
                 What::Xmit { skb }
                 | What::Receive { skb }
@@ -62,17 +61,16 @@ impl Captured {
             };
             let packet = decode::parse(skb, &ports);
             Some(Seen { event, skb, packet })
-        });
-        packets
-            .filter(|seen| {
-                seen.packet.flow().is_some_and(|layer| {
-                    let echo = layer.is_echo_request() || layer.is_echo_reply();
-                    layer.src_port == port
-                        || layer.dst_port == port
-                        || echo && layer.echo_id() == port
-                })
-            })
-            .collect()
+        })
+    }
+
+    /// The packets of a flow that has this port at either end, and the ICMP errors that quote one of them.
+    pub fn of_port(&self, port: u16) -> Vec<Seen<'_>> {
+        let has_port = |seen: &Seen<'_>| {
+            let flow = seen.packet.flow();
+            flow.is_some_and(|layer| layer.src_port == port || layer.dst_port == port)
+        };
+        self.packets().filter(has_port).collect()
     }
 
     /// The last ledger.

@@ -31,7 +31,10 @@ pub use runner::{Run, Tracer, binary};
 pub use scenario::{Ends, Scenario, exchange};
 
 /// Runs a test in a sandbox with a healthy lab whose addresses no other running test has.
-pub fn with_lab(family: Family, test: impl FnOnce(&Topology) -> Result<()> + Send) -> Result<()> {
+pub fn with_lab<T: Send>(
+    family: Family,
+    test: impl FnOnce(&Topology) -> Result<T> + Send,
+) -> Result<T> {
     let (number, _claim) = claim_number()?;
     sandbox::run(|| test(&Topology::build(Plan::new(number, family))?))?
 }

@@ -18,5 +18,6 @@ mod loss;
 mod many_flows;
 mod mid_flow;
 mod nat;
+mod nat_datagrams;
 mod topology;
 mod watch;

@@ -9,6 +9,8 @@
 //!   if none does.
 //! - A negated term is judged on the header of the flow alone ([`Packet::flow`]): `not port 22` hides a tunnelled
 //!   SSH connection, and `not port 4789` hides nothing that travels inside a tunnel.
+//! - Behind the first fragment there are no ports: a later fragment matches `host`, `net` and the protocol, not `port`, as in
+//!   tcpdump, and `not port` does not hide it.
 //! - A filter selects flows, so a packet matches if the program holds on it as it is, or on it with source and
 //!   destination exchanged in every header; see [`matches_either_direction`].
 

@@ -26,9 +26,16 @@ pub fn watches(place: &Place) -> bool {
     unsafe { NETNS_SET.get(place.netns_inum) }.is_some()
 }
 
-/// Reads and parses the packet into the scratch space, and says whether it is wanted.
+/// Reads and parses the packet into the scratch space, and says whether it is wanted. The namespace is 0 where it is not
+/// known yet.
 #[inline(always)]
-pub fn admits(scratch: &mut Scratch, kind: Kind, skb: SkBuff, window: &Window) -> bool {
+pub fn admits(
+    scratch: &mut Scratch,
+    kind: Kind,
+    skb: SkBuff,
+    window: &Window,
+    netns_inum: u32,
+) -> bool {
     if !parse_window(scratch, window) {
         return false;
     }
@@ -40,7 +47,8 @@ pub fn admits(scratch: &mut Scratch, kind: Kind, skb: SkBuff, window: &Window) -
             packet,
             skb.address_of(),
             matches_either_direction(program, packet),
-            dies,
+            kind,
+            netns_inum,
         )
     {
         if matches!(packet.status, Status::Truncated | Status::TooDeep)

@@ -10,7 +10,7 @@ use tracer_common::{
     packet::TunnelPorts,
 };
 
-use crate::{emit::Scratch, socket::Owner, translation::Handshake};
+use crate::{emit::Scratch, socket::Owner, translation::Passing};
 
 /// How many hooks can run inside each other on one CPU: in a task, in a softirq and in a hard interrupt. The
 /// numbers of the spaces are those that [`crate::emit::with_scratch`] makes of the bits 0, 1 and 2.
@@ -25,9 +25,9 @@ const NETNS_MAX: u32 = 4096;
 /// Sockets whose owner is remembered.
 const OWNERS_MAX: u32 = 16_384;
 
-/// Skbs whose handshake packet may still be translated. The least recently seen is forgotten, which is safe: an skb
-/// lives for microseconds between two hooks, and its retransmission is followed as well.
-const HANDSHAKES_MAX: u32 = 16_384;
+/// Skbs whose packet may still be translated. The least recently seen is forgotten, which is safe: an skb lives for
+/// microseconds between two hooks, and what is sent again is followed as well.
+const PASSING_MAX: u32 = 16_384;
 
 /// Translated flows that are followed. What does not fit is counted.
 const TRANSLATED_MAX: u32 = 16_384;
@@ -60,17 +60,21 @@ pub static FLOWS: LruHashMap<u64, Spending> = LruHashMap::with_max_entries(FLOWS
 #[map]
 pub static OWNERS: LruHashMap<u64, Owner> = LruHashMap::with_max_entries(OWNERS_MAX, 0);
 
-/// Handshake packets by the address of their skb, so that their translation is noticed.
+/// Packets by the address of their skb, so that their translation is noticed.
 #[map]
-pub static HANDSHAKES: LruHashMap<u64, Handshake> = LruHashMap::with_max_entries(HANDSHAKES_MAX, 0);
+pub static PASSING: LruHashMap<u64, Passing> = LruHashMap::with_max_entries(PASSING_MAX, 0);
+
+/// The datagram that this CPU received last.
+#[map]
+pub static LAST_RECEIVED: PerCpuArray<Passing> = PerCpuArray::with_max_entries(1, 0);
 
 /// The flows that are selected under other addresses, by the hash of these.
 #[map]
 pub static TRANSLATED: HashMap<u64, u8> = HashMap::with_max_entries(TRANSLATED_MAX, 0);
 
-/// Whether there is any in [`TRANSLATED`]: one load, where nothing is translated.
+/// Whether there is any in [`TRANSLATED`], and any datagram in [`PASSING`]: one load each, where there is none.
 #[map]
-pub static TRANSLATIONS: Array<u32> = Array::with_max_entries(1, 0);
+pub static FOLLOWING: Array<u32> = Array::with_max_entries(2, 0);
 
 /// The UDP ports that tunnels listen on; userspace may replace them at any time.
 #[map]

@@ -1,101 +1,241 @@
 //! Follows the flows that the filter selects through address translation: what it names may be on the wire at two
 //! of ten hops.
 //!
-//! A handshake packet keeps its skb and its sequence numbers while its addresses are replaced. So if one skb shows
-//! a selected flow and then other addresses, or the other way round, those are the same flow, which is selected from
-//! then on in both directions. Which addresses that are is never forgotten while the trace runs: a later connection
-//! that happens to have them is reported too, unasked.
+//! A packet keeps its skb while its addresses are replaced. So if one skb shows a selected flow and then other
+//! addresses, or the other way round, and what it says is the same, those are the same flow, which is selected from then on in
+//! both directions. Which addresses that are is never forgotten while the trace runs: a later connection that happens
+//! to have them is reported too, unasked.
 //!
-//! Nothing of this runs where no filter is set.
+//! - **TCP** is followed by its handshake, whose sequence numbers nobody else has.
+//! - **Datagrams and echoes** say little: an skb that was delivered is soon another packet's, often of the same length.
+//!   So only one that was received and goes on in the same namespace with a hop less, as what is forwarded does, is the
+//!   same packet under other addresses; or one that dies there. Those that are selected are remembered by their skb;
+//!   of all others, which must pay next to nothing, the last that this CPU received, since a packet is mostly
+//!   forwarded at once. That one is also found where the kernel puts the packet into another skb on the way
+//!   (`skb_expand_head`, for want of headroom), if one end of it is as it was.
+//!   Fragments are not followed: those behind the first have no ports, and conntrack puts all of them together.
+//!
+//! `tracer/src/flow/table.rs` joins the five-tuples by the same rules. Nothing of this runs where no filter is set.
 
 use tracer_common::{
+    event::Kind,
     ledger::Counter,
-    packet::{Packet, TCP_ACK, TCP_RST, TCP_SYN},
+    packet::{Layer, Packet, TCP_ACK, TCP_RST, TCP_SYN, halves},
 };
 
 use crate::{
     config::config,
-    maps::{HANDSHAKES, TRANSLATED, TRANSLATIONS, count},
+    maps::{FOLLOWING, LAST_RECEIVED, PASSING, TRANSLATED, count},
 };
 
-/// A SYN or SYN-ACK, by the skb that carries it.
+/// In [`FOLLOWING`]: whether any flow was translated.
+const TRANSLATION: u32 = 0;
+/// In [`FOLLOWING`]: whether any datagram was remembered.
+const DATAGRAM: u32 = 1;
+
+/// A packet that may still be translated.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Handshake {
+pub struct Passing {
+    skb: u64,
     /// [`Packet::flow_hash`] of the addresses that it had last.
     flow: u64,
-    seq: u32,
-    ack: u32,
-    tcp_flags: u32,
+    /// What it says, which no translation changes.
+    says: u64,
+    /// The source address and port, mixed.
+    src: u64,
+    /// The destination address and port, mixed.
+    dst: u64,
+    /// The protocol, and the TCP flags or the ICMP type.
+    what: u32,
+    hop_limit: u32,
+    netns_inum: u32,
     selected: u32,
 }
 
 /// Whether the flow is selected under other addresses than these.
 #[inline(always)]
 pub fn is_followed(packet: &Packet) -> bool {
-    any_translation() && is_translated(packet.flow_hash(config!(flow_seed)))
+    is_any(TRANSLATION) && is_translated(packet.flow_hash(config!(flow_seed)))
 }
 
 /// Whether the flow of the packet in this skb is selected, by the filter (`matches`) or under other addresses; learns
-/// what the packet teaches. `dies` says that this skb is not seen again.
+/// what the packet teaches. The skb is not seen again after [`Kind::Drop`] and [`Kind::Consume`], of which the namespace
+/// is not known yet (0).
 ///
 /// Not inlined, so that the verifier walks it apart from what its caller knows of the packet.
 #[inline(never)]
-pub fn follow(packet: &Packet, skb: u64, matches: bool, dies: bool) -> bool {
+pub fn follow(packet: &Packet, skb: u64, matches: bool, kind: Kind, netns_inum: u32) -> bool {
     let Some(layer) = packet.inner() else {
         return matches;
     };
-    if !layer.is_tcp() || layer.tcp_flags & (TCP_SYN | TCP_RST) != TCP_SYN {
-        return matches || is_followed(packet);
+    let echo = layer.is_echo_request() || layer.is_echo_reply();
+    if layer.is_tcp() {
+        if layer.tcp_flags & (TCP_SYN | TCP_RST) == TCP_SYN {
+            return handshake(packet, layer, skb, matches, kind);
+        }
+    } else if layer.is_udp() || echo {
+        return datagram(packet, layer, skb, matches, kind, netns_inum);
     }
-    let flow = packet.flow_hash(config!(flow_seed));
-    let mut now = Handshake {
-        flow,
-        seq: layer.seq,
-        ack: layer.ack,
-        tcp_flags: u32::from(layer.tcp_flags & (TCP_SYN | TCP_ACK)),
-        selected: u32::from(matches || any_translation() && is_translated(flow)),
-    };
+    matches || is_followed(packet)
+}
+
+#[inline(always)]
+fn handshake(packet: &Packet, layer: &Layer, skb: u64, matches: bool, kind: Kind) -> bool {
+    let now = &mut passing(packet, layer, skb, matches, 0);
     // SAFETY: the value is copied at once.
-    let before = unsafe { HANDSHAKES.get(skb) }.copied();
+    let before = unsafe { PASSING.get(skb) }.copied();
     if let Some(before) = before
-        && before.flow != flow
-        && before.seq == now.seq
-        && before.ack == now.ack
-        && before.tcp_flags == now.tcp_flags
-        && before.selected != now.selected
+        && is_translated_to(&before, now)
     {
-        translate(if now.selected == 0 { flow } else { before.flow });
-        now.selected = 1;
+        learn(&before, now);
     }
-    if dies {
+    if dies(kind) {
         // Absent where this is the only place at which it was seen.
-        let _ = HANDSHAKES.remove(skb);
-    } else if HANDSHAKES.insert(skb, now, 0).is_err() {
+        let _ = PASSING.remove(skb);
+    } else if PASSING.insert(skb, *now, 0).is_err() {
         count(Counter::TableFull);
     }
     now.selected != 0
 }
 
 #[inline(always)]
-fn any_translation() -> bool {
-    TRANSLATIONS.get(0).is_some_and(|any| *any != 0)
+fn datagram(
+    packet: &Packet,
+    layer: &Layer,
+    skb: u64,
+    matches: bool,
+    kind: Kind,
+    netns_inum: u32,
+) -> bool {
+    let now = &mut passing(packet, layer, skb, matches, netns_inum);
+    if matches!(kind, Kind::Receive) {
+        if now.selected == 0 {
+            // What was remembered of this skb is another packet's.
+            if is_any(DATAGRAM) {
+                let _ = PASSING.remove(skb);
+            }
+        } else {
+            if PASSING.insert(skb, *now, 0).is_err() {
+                count(Counter::TableFull);
+            }
+            note(DATAGRAM);
+        }
+        if let Some(last) = LAST_RECEIVED.get_ptr_mut(0) {
+            // SAFETY: the pointer is this CPU's map value; a hook that interrupts this one leaves a packet that passed, too.
+            unsafe { last.write(*now) };
+        }
+        return now.selected != 0;
+    }
+    let known = if is_any(DATAGRAM) {
+        PASSING.get_ptr(skb)
+    } else {
+        None
+    };
+    let Some(before) = known.or_else(|| LAST_RECEIVED.get_ptr(0)) else {
+        return now.selected != 0;
+    };
+    // SAFETY: the value stays readable while this program runs.
+    let before = unsafe { &*before };
+    let hops = before.hop_limit.wrapping_sub(now.hop_limit);
+    let goes_on = if dies(kind) {
+        hops <= 1
+    } else {
+        hops == 1 && before.netns_inum == netns_inum
+    };
+    let keeps_an_end = before.src == now.src || before.dst == now.dst;
+    let is_same = if dies(kind) {
+        keeps_an_end
+    } else {
+        keeps_an_end || before.skb == skb
+    };
+    if goes_on && is_same && is_translated_to(before, now) {
+        learn(before, now);
+    }
+    now.selected != 0
+}
+
+/// Whether two sightings show one packet with other addresses, only one of which are selected.
+#[inline(always)]
+fn is_translated_to(before: &Passing, now: &Passing) -> bool {
+    before.flow != now.flow
+        && before.says == now.says
+        && before.what == now.what
+        && before.selected != now.selected
+}
+
+/// Selects the flow that is not selected yet.
+#[inline(always)]
+fn learn(before: &Passing, now: &mut Passing) {
+    let flow = if now.selected == 0 {
+        now.flow
+    } else {
+        before.flow
+    };
+    if TRANSLATED.insert(flow, 1u8, 0).is_err() {
+        count(Counter::TableFull);
+    }
+    note(TRANSLATION);
+    now.selected = 1;
+}
+
+/// What is remembered of a packet that passes; it is selected if it `matches`, or under other addresses.
+#[inline(always)]
+fn passing(packet: &Packet, layer: &Layer, skb: u64, matches: bool, netns_inum: u32) -> Passing {
+    let flow = packet.flow_hash(config!(flow_seed));
+    let (says, what) = if layer.is_tcp() {
+        (
+            u64::from(layer.seq) << 32 | u64::from(layer.ack),
+            layer.tcp_flags & (TCP_SYN | TCP_ACK),
+        )
+    } else {
+        // Of an echo the sequence number; the identifier is translated as a port is.
+        let number = u64::from(layer.icmp_rest as u16);
+        (
+            u64::from(layer.payload_len) << 32 | u64::from(layer.ip_id as u16) << 16 | number,
+            layer.icmp_type,
+        )
+    };
+    Passing {
+        skb,
+        flow,
+        says,
+        src: end(&layer.src, layer.src_port),
+        dst: end(&layer.dst, layer.dst_port),
+        what: u32::from(layer.protocol) << 8 | u32::from(what),
+        hop_limit: u32::from(layer.ttl),
+        netns_inum,
+        selected: u32::from(matches || is_any(TRANSLATION) && is_translated(flow)),
+    }
+}
+
+#[inline(always)]
+fn end(address: &[u8; 16], port: u16) -> u64 {
+    let [high, low] = halves(address);
+    high ^ low.rotate_left(32) ^ u64::from(port)
+}
+
+#[inline(always)]
+fn dies(kind: Kind) -> bool {
+    matches!(kind, Kind::Drop | Kind::Consume)
+}
+
+/// Whether something was [`note`]d.
+#[inline(always)]
+fn is_any(what: u32) -> bool {
+    FOLLOWING.get(what).is_some_and(|any| *any != 0)
+}
+
+#[inline(always)]
+fn note(what: u32) {
+    if let Some(any) = FOLLOWING.get_ptr_mut(what) {
+        // SAFETY: the pointer is that of a map's value; whoever writes it writes the same.
+        unsafe { any.write_volatile(1) };
+    }
 }
 
 #[inline(always)]
 fn is_translated(flow: u64) -> bool {
     // SAFETY: only the presence of the key is used.
     unsafe { TRANSLATED.get(flow) }.is_some()
-}
-
-/// Selects the flow from now on.
-#[inline(always)]
-fn translate(flow: u64) {
-    if TRANSLATED.insert(flow, 1u8, 0).is_err() {
-        count(Counter::TableFull);
-    }
-    if let Some(any) = TRANSLATIONS.get_ptr_mut(0) {
-        // SAFETY: the pointer is that of a map's value; whoever writes it writes the same.
-        unsafe { any.write_volatile(1) };
-    }
 }

@@ -34,7 +34,7 @@ fn end_hash(address: &[u8; 16], port: u16, seed: u64) -> u64 {
 
 /// An address as two words, since BPF has none of 128 bits.
 #[inline(always)]
-pub(crate) fn halves(address: &[u8; 16]) -> [u64; 2] {
+pub fn halves(address: &[u8; 16]) -> [u64; 2] {
     let (high, low) = address.split_at(8);
     [high, low].map(|half| {
         half.first_chunk()

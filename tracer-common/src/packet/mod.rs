@@ -18,7 +18,7 @@ mod transport;
 mod tunnel;
 
 pub use dns::{DnsHeader, dns_header, is_dns};
-pub(crate) use hash::halves;
+pub use hash::halves;
 pub use layer::{
     FLAG_DONT_FRAGMENT, FLAG_FIRST_FRAGMENT, FLAG_LATER_FRAGMENT, FLAG_PORTS, FLAG_TRANSPORT,
     Layer, TCP_ACK, TCP_FIN, TCP_PSH, TCP_RST, TCP_SYN,

@@ -54,7 +54,7 @@ fn dropped(ctx: &BtfTracePointContext, reason: u32) {
         return;
     };
     with_scratch(|scratch| {
-        if !admits(scratch, Kind::Drop, skb, &window) {
+        if !admits(scratch, Kind::Drop, skb, &window, 0) {
             return;
         }
         let Some(place) = watched_place(skb) else {
@@ -104,7 +104,7 @@ pub fn tracer_consume(ctx: BtfTracePointContext) -> i32 {
     let Some(window) = skb.network_window() else {
         return 0;
     };
-    report(Kind::Consume, skb, &window, || watched_place(skb));
+    report(Kind::Consume, skb, &window, 0, || watched_place(skb));
     0
 }
 

@@ -29,7 +29,7 @@ pub fn tracer_xmit(ctx: BtfTracePointContext) -> i32 {
         return 0;
     }
     match skb.transmit_window(dev) {
-        Some(window) => report(Kind::Xmit, skb, &window, || Some(place)),
+        Some(window) => report(Kind::Xmit, skb, &window, place.netns_inum, || Some(place)),
         None => count(Counter::Unreadable),
     }
     0

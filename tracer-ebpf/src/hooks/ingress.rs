@@ -21,7 +21,9 @@ pub fn tracer_receive(ctx: BtfTracePointContext) -> i32 {
         return 0;
     }
     match skb.receive_window(dev) {
-        Some(window) => report(Kind::Receive, skb, &window, || Some(place)),
+        Some(window) => report(Kind::Receive, skb, &window, place.netns_inum, || {
+            Some(place)
+        }),
         None => count(Counter::Unreadable),
     }
     0

@@ -13,11 +13,18 @@ use crate::{
     skb::{Place, SkBuff, Window},
 };
 
-/// Reports a packet at a hook that has nothing else to say, if it is wanted and `place` names a place.
+/// Reports a packet at a hook that has nothing else to say, if it is wanted and `place` names a place. Its namespace is 0
+/// where it is not known yet.
 #[inline(always)]
-fn report(kind: Kind, skb: SkBuff, window: &Window, place: impl FnOnce() -> Option<Place>) {
+fn report(
+    kind: Kind,
+    skb: SkBuff,
+    window: &Window,
+    netns_inum: u32,
+    place: impl FnOnce() -> Option<Place>,
+) {
     with_scratch(|scratch| {
-        if !admits(scratch, kind, skb, window) {
+        if !admits(scratch, kind, skb, window, netns_inum) {
             return;
         }
         let Some(place) = place() else {
