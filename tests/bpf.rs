@@ -5,11 +5,11 @@ use std::fs;
 use std::io;
 use std::mem::size_of;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::process;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use nix::libc;
 use tracer::lab::Netns;
 
@@ -115,18 +115,16 @@ impl Victims {
         code
     }
 
-    /// The same for `tc`, as a classic program behind an Ethernet header: its result is an action.
-    fn bytecode(&self) -> String {
-        const SHOT: u8 = 2;
-        const UNSPEC: u32 = u32::MAX;
+    /// The same for `tc`, as a classic program behind an Ethernet header that returns `victim` or `other`.
+    fn bytecode(&self, victim: u32, other: u32) -> String {
         let mut lines = vec![(2 * self.0.len() + 2).to_string()];
         for (left, byte) in (0..self.0.len()).rev().zip(&self.0) {
             // `ldb`, then `jeq` that goes on or to the last instruction.
             lines.push(format!("48 0 0 {}", 14 + byte.offset));
             lines.push(format!("21 0 {} {}", 2 * left + 1, byte.value));
         }
-        lines.push(format!("6 0 0 {SHOT}"));
-        lines.push(format!("6 0 0 {UNSPEC}"));
+        lines.push(format!("6 0 0 {victim}"));
+        lines.push(format!("6 0 0 {other}"));
         lines.join(",")
     }
 }
@@ -224,13 +222,36 @@ pub fn tcx_egress(netns: &Netns, device: &str, victims: &Victims) -> Result<Owne
 
 /// Has a filter of `tc` drop them at a hook (`ingress`, `egress`) of a device.
 pub fn tc(netns: &Netns, device: &str, hook: &str, victims: &Victims) -> Result<()> {
+    const SHOT: u32 = 2;
+    const UNSPEC: u32 = u32::MAX;
     // Whoever comes second finds the qdisc there.
     let _ = netns.command("tc", &["qdisc", "add", "dev", device, "clsact"]);
-    let bytecode = victims.bytecode();
+    let bytecode = victims.bytecode(SHOT, UNSPEC);
     let filter = [
         "filter", "add", "dev", device, hook, "bpf", "da", "bytecode",
     ];
     netns.command("tc", &[&filter[..], &[&bytecode]].concat())?;
+    Ok(())
+}
+
+/// Has the queueing discipline of a device refuse them: they have a queue of their own that holds no packet.
+pub fn full_queue(netns: &Netns, device: &str, victims: &Victims) -> Result<()> {
+    /// "This is one of the class that the filter names", and "this is none of mine".
+    const MATCH: u32 = u32::MAX;
+    const NO_MATCH: u32 = 0;
+    let bytecode = victims.bytecode(MATCH, NO_MATCH);
+    for line in [
+        format!("qdisc add dev {device} root handle 1: htb default 1"),
+        format!("class add dev {device} parent 1: classid 1:1 htb rate 1gbit"),
+        format!("class add dev {device} parent 1: classid 1:2 htb rate 1gbit"),
+        format!("qdisc add dev {device} parent 1:2 tbf rate 8bit burst 10 limit 1"),
+    ] {
+        netns.command("tc", &line.split(' ').collect::<Vec<_>>())?;
+    }
+    let filter = [
+        "filter", "add", "dev", device, "parent", "1:", "bpf", "bytecode",
+    ];
+    netns.command("tc", &[&filter[..], &[&bytecode, "flowid", "1:2"]].concat())?;
     Ok(())
 }
 
@@ -415,35 +436,4 @@ fn bpf<A>(command: libc::c_long, attr: &A) -> io::Result<OwnedFd> {
     let fd = RawFd::try_from(result).map_err(io::Error::other)?;
     // SAFETY: the kernel has just opened it for us.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// Has a socket's own filter reject every packet.
-pub fn reject_all(socket: BorrowedFd<'_>) -> Result<()> {
-    // `BPF_RET | BPF_K`: keep no byte.
-    let mut code = [libc::sock_filter {
-        code: 0x06,
-        jt: 0,
-        jf: 0,
-        k: 0,
-    }];
-    let filter = libc::sock_fprog {
-        len: 1,
-        filter: code.as_mut_ptr(),
-    };
-    // SAFETY: the option's value is a structure of the size that is told, and the kernel copies what it points to.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_ATTACH_FILTER,
-            std::ptr::from_ref(&filter).cast(),
-            libc::socklen_t::try_from(size_of::<libc::sock_fprog>())?,
-        )
-    };
-    ensure!(
-        result == 0,
-        "attaching a filter: {}",
-        io::Error::last_os_error()
-    );
-    Ok(())
 }

@@ -10,9 +10,11 @@ mod captured;
 mod expect;
 pub mod faults;
 mod observers;
+pub mod offload;
 mod pairs;
 mod runner;
 mod scenario;
+pub mod socket;
 
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener};

@@ -33,6 +33,8 @@ type Inject = Box<dyn Fn(&Topology, &Pair, &mut Option<Server>) -> Result<Held> 
 /// The addresses of one client and its server.
 #[derive(Clone, Copy, Debug)]
 pub struct Pair {
+    /// Which one, from 1.
+    pub number: u8,
     /// An address of pod-a.
     pub client: IpAddr,
     /// An address of pod-b, where a server listens.
@@ -46,6 +48,8 @@ pub struct Fault {
     inject: Inject,
     ends: Ends,
     views: Views,
+    also: Option<(IpAddr, Views)>,
+    talks: bool,
 }
 
 impl Fault {
@@ -81,6 +85,8 @@ impl Fault {
             inject: Box::new(inject),
             ends: Ends::TimedOut,
             views,
+            also: None,
+            talks: false,
         }
     }
 
@@ -88,6 +94,18 @@ impl Fault {
     pub fn ends(mut self, ends: Ends) -> Self {
         self.ends = ends;
         self
+    }
+
+    /// Where the client's address is another one on the way.
+    pub fn also_from(mut self, client: IpAddr, views: Views) -> Self {
+        self.also = Some((client, views));
+        self
+    }
+
+    /// The client is connected, and has something echoed.
+    pub fn talks(mut self) -> Self {
+        self.talks = true;
+        self.ends(Ends::Connected)
     }
 }
 
@@ -126,8 +144,15 @@ pub fn side_by_side(family: Family, faults: Vec<Fault>) -> Result<()> {
         let attempts = pairs.iter().map(connect).collect::<Result<Vec<_>, _>>()?;
         let deadline = Instant::now() + PATIENCE;
         let mut outcomes = Vec::new();
+        let mut elsewhere = Vec::new();
         for (fault, attempt) in faults.iter().zip(attempts) {
             expected.push((attempt.local, fault.views));
+            let port = attempt.local.port();
+            elsewhere.extend(
+                fault
+                    .also
+                    .map(|(client, views)| (SocketAddr::new(client, port), views)),
+            );
             let left = deadline.saturating_duration_since(Instant::now());
             // A failure that comes at once is seen at once, but all give up together.
             let outcome = attempt.wait(left);
@@ -135,6 +160,9 @@ pub fn side_by_side(family: Family, faults: Vec<Fault>) -> Result<()> {
                 .ends
                 .check(&outcome)
                 .with_context(|| fault.name.clone())?;
+            if let (Outcome::Connected(stream), true) = (&outcome, fault.talks) {
+                echoes(stream.try_clone()?)?;
+            }
             outcomes.push(outcome);
         }
         thread::sleep(deadline.saturating_duration_since(Instant::now()) + SETTLE);
@@ -144,6 +172,7 @@ pub fn side_by_side(family: Family, faults: Vec<Fault>) -> Result<()> {
             .zip(names)
             .map(|(client, name)| format!("{client} is {name}"))
             .collect();
+        expected.append(&mut elsewhere);
         observers
             .stop()?
             .check(&expected)
@@ -179,7 +208,11 @@ fn add_pairs(lab: &Topology, count: usize) -> Result<Vec<Pair>> {
         on_b.push(format!("route add {server} via {pod_b}"));
         on_b.push(format!("route add {client} via {tunnel_a} dev vx0"));
         let server = SocketAddr::new(server, PORT);
-        pairs.push(Pair { client, server });
+        pairs.push(Pair {
+            number,
+            client,
+            server,
+        });
     }
     lab.pod_a.ip(&in_a.join("\n"))?;
     lab.pod_b.ip(&in_b.join("\n"))?;

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use tracer::lab::Family;
 use tracer_tests::bpf::{self, Cgroup, Victims};
 use tracer_tests::{
-    Fault, Held, SYN_ACK_LEFT_NODE_B, SYN_LEFT_NODE_A, Views, proven, side_by_side, unseen,
+    Fault, Held, SYN_ACK_LEFT_NODE_B, SYN_LEFT_NODE_A, Views, proven, side_by_side, socket, unseen,
 };
 
 fn held(link: OwnedFd) -> Held {
@@ -187,7 +187,7 @@ fn of_a_cgroup(group: &Cgroup) -> Vec<Fault> {
                 SYN_LEFT_NODE_A,
             ),
             |_, _, server| {
-                bpf::reject_all(server.as_ref().context("no server")?.as_fd())?;
+                socket::reject_all(server.as_ref().context("no server")?.as_fd())?;
                 Ok(Box::new(()))
             },
         ),

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-use tracer_common::packet::{IpProto, TunnelPorts};
+use tracer_common::packet::{IpProto, Tunnel, TunnelPorts};
 
 use crate::decode;
 use crate::devices::Devices;
@@ -88,6 +88,11 @@ impl Analysis {
             Record::Clock(pair) => self.clocks.push(*pair),
             Record::Trailer(trailer) => self.trailer = Some(*trailer),
         }
+    }
+
+    /// Whether a device of a tunnel receives on this UDP port.
+    pub fn is_tunnel_port(&self, port: u16) -> bool {
+        self.ports.lookup(port) != Tunnel::None
     }
 
     /// When the window ended, and why: by the trailer, or where the stream was cut, by its last event.

@@ -249,14 +249,14 @@ pub fn split<'a>(
                 .rfind(|seen| seen.skb == sighting.skb);
             last.is_some_and(|last| {
                 !matches!(last.point, Point::Drop(_) | Point::Consume)
-                    && !is_sent_anew(transmission, last, sighting)
+                    && !is_sent_anew(transmission, sighting)
             })
         };
         let passed = |transmission: &Transmission<'a>| {
             transmission
                 .sightings
                 .iter()
-                .any(|seen| same_place(seen, sighting))
+                .any(|seen| passes_again(seen, sighting))
         };
         let is_strict = sampled && mark.is_none();
         let in_time = |transmission: &Transmission<'a>| {
@@ -288,18 +288,23 @@ pub fn split<'a>(
 
 /// Whether a device sends an skb that it has sent before, although it neither came back there nor was refused: then the
 /// skb was freed unseen, and its address is another packet's.
-fn is_sent_anew(transmission: &Transmission<'_>, last: &Sighting, sighting: &Sighting) -> bool {
-    let came_back = match last.point {
-        Point::Receive => last.netns == sighting.netns,
+fn is_sent_anew(transmission: &Transmission<'_>, sighting: &Sighting) -> bool {
+    let seen = &transmission.sightings;
+    let Some(before) = seen.iter().rposition(|seen| passes_again(seen, sighting)) else {
+        return false;
+    };
+    let came_back = |seen: &&Sighting| match seen.point {
+        Point::Receive => seen.netns == sighting.netns,
         Point::Refused(_) => true,
         _ => false,
     };
-    sighting.point == Point::Xmit
-        && !came_back
-        && transmission
-            .sightings
-            .iter()
-            .any(|seen| same_place(seen, sighting))
+    let mut since = seen[before..].iter();
+    sighting.point == Point::Xmit && !since.any(|seen| seen.skb == sighting.skb && came_back(seen))
+}
+
+/// Whether a packet is where it has been, which it may be once for each hop that it has left.
+fn passes_again(seen: &Sighting, sighting: &Sighting) -> bool {
+    same_place(seen, sighting) && sighting.hop_limit >= seen.hop_limit
 }
 
 fn same_place(one: &Sighting, other: &Sighting) -> bool {

@@ -98,6 +98,11 @@ impl IcmpError {
         }
     }
 
+    /// Whether it says that the packet had passed as many routers as it may.
+    pub const fn is_ttl_exceeded(self) -> bool {
+        matches!((self.version, self.kind, self.code), (4, 11, 0) | (6, 3, 0))
+    }
+
     /// Whether it says that nothing takes what is sent to that port.
     pub const fn is_port_unreachable(self) -> bool {
         matches!((self.version, self.kind, self.code), (4, 3, 3) | (6, 1, 4))
@@ -122,6 +127,8 @@ impl IcmpError {
             (6, 1, 0) => "no route to destination",
             (6, 1, 5) => "source address failed policy",
             (6, 1, 6) => "route rejected",
+            (4, 11, 0) => "time to live exceeded",
+            (6, 3, 0) => "hop limit exceeded",
             _ => "destination unreachable",
         }
     }

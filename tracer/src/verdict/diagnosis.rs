@@ -10,7 +10,7 @@ use crate::codes::{CauseCode, Stage};
 use crate::devices::Devices;
 use crate::event::{Death, Symbol};
 use crate::flow::{Message, Point, Sighting};
-use crate::record::Fact;
+use crate::record::{Device, Fact};
 
 /// Why a packet died, and where in the stack.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -207,6 +207,10 @@ impl Trace<'_> {
         if let Some((_, stage)) = self.netfilter_hook() {
             return stage;
         }
+        // UDP looks for the socket of the tunnel.
+        if !sighting.tunnels.is_empty() && self.freed_in(&["__udp4_lib_rcv", "__udp6_lib_rcv"]) {
+            return Stage::Decap;
+        }
         let by_function = self.functions().find_map(|function| {
             Some(match function {
                 "vxlan_rcv" | "geneve_udp_encap_recv" => Stage::Decap,
@@ -288,16 +292,19 @@ impl Trace<'_> {
 }
 
 fn code(trace: &Trace<'_>, sighting: &Sighting, devices: &Devices) -> CauseCode {
-    by_reason(trace, sighting).unwrap_or_else(|| by_function(trace, sighting, devices))
+    by_reason(trace, sighting, devices).unwrap_or_else(|| by_function(trace, sighting, devices))
 }
 
-fn by_reason(trace: &Trace<'_>, sighting: &Sighting) -> Option<CauseCode> {
+fn by_reason(trace: &Trace<'_>, sighting: &Sighting, devices: &Devices) -> Option<CauseCode> {
     Some(match trace.reason() {
         "NETFILTER_DROP" => CauseCode::Netfilter,
         "IP_RPFILTER" => CauseCode::RpFilter,
         // Inside a tunnel header it is the tunnel's UDP port on which nobody listens.
         "NO_SOCKET" => CauseCode::NoListener,
+        // A device that is down is not in the kernel's table of VNIs.
+        "VXLAN_VNI_NOT_FOUND" if tunnel_is_down(sighting, devices) => CauseCode::TunnelDown,
         "VXLAN_VNI_NOT_FOUND" => CauseCode::UnknownVni,
+        "NO_TX_TARGET" => CauseCode::TunnelNoRoute,
         "NEIGH_FAILED" | "NEIGH_CREATEFAIL" | "NEIGH_QUEUEFULL" | "NEIGH_DEAD" => {
             CauseCode::NeighbourUnresolved
         }
@@ -316,6 +323,10 @@ fn by_reason(trace: &Trace<'_>, sighting: &Sighting) -> Option<CauseCode> {
         }
         // A bad header is found before, when the packet is received.
         "IP_INHDR" if trace.freed_in(&["ip_forward", "ip6_forward"]) => CauseCode::Ttl,
+        // IPv6 has no reason of its own for these.
+        "IP_INHDR" if trace.freed_in(&["ip6_rcv_core"]) && comes_from_nowhere(sighting) => {
+            CauseCode::SourceInvalid
+        }
         "XDP" => CauseCode::XdpProgram,
         "TC_INGRESS" | "TC_EGRESS" => CauseCode::TcProgram,
         "BPF_CGROUP_EGRESS" | "SOCKET_FILTER" => CauseCode::CgroupProgram,
@@ -382,6 +393,22 @@ fn by_function(trace: &Trace<'_>, sighting: &Sighting, devices: &Devices) -> Cau
     }
 }
 
+/// Whether no packet on a wire may have this source address.
+fn comes_from_nowhere(sighting: &Sighting) -> bool {
+    let source = sighting.tuple.src.ip();
+    sighting.tunnels.is_empty() && (source.is_loopback() || source.is_multicast())
+}
+
+/// Whether the namespace has a tunnel device with the VNI that the packet carries, but it is down.
+fn tunnel_is_down(sighting: &Sighting, devices: &Devices) -> bool {
+    let vni = sighting.tunnels.last().and_then(|tunnel| tunnel.vni);
+    let has_vni = |device: &&Device| {
+        Some(device.id.netns) == sighting.netns && device.vni == vni && !device.removed
+    };
+    let mut with_vni = devices.iter().filter(has_vni).peekable();
+    vni.is_some() && with_vni.peek().is_some() && with_vni.all(|device| !device.up)
+}
+
 /// Whether no tunnel device of the namespace has the VNI that the packet carries.
 fn vni_is_unknown(sighting: &Sighting, devices: &Devices) -> bool {
     let vni = sighting.tunnels.last().and_then(|tunnel| tunnel.vni);
@@ -421,6 +448,16 @@ fn phrase(code: CauseCode, trace: &Trace<'_>, sighting: &Sighting) -> String {
             Some(vni) => format!("because no tunnel device there takes VNI {vni}"),
             None => "because no tunnel device there takes it".to_owned(),
         },
+        CauseCode::TunnelDown => match vni() {
+            Some(vni) => format!("because the tunnel device there that has VNI {vni} is down"),
+            None => "because the tunnel device is down".to_owned(),
+        },
+        CauseCode::TunnelNoRoute if trace.reason() == "NO_TX_TARGET" => {
+            "because the tunnel device has no other end for its MAC address".to_owned()
+        }
+        CauseCode::TunnelNoRoute => {
+            "because there is no route to the tunnel's other end".to_owned()
+        }
         CauseCode::NeighbourUnresolved => {
             "because the next hop's link-layer address never resolved".to_owned()
         }
@@ -446,15 +483,30 @@ fn phrase(code: CauseCode, trace: &Trace<'_>, sighting: &Sighting) -> String {
             "by a BPF program of the receiver's control group or by its socket's filter".to_owned()
         }
         CauseCode::Qdisc => "by the queueing discipline".to_owned(),
-        CauseCode::Checksum => "because a checksum is wrong".to_owned(),
+        CauseCode::Checksum => format!(
+            "because its {} checksum is wrong",
+            match trace.reason() {
+                "TCP_CSUM" => "TCP",
+                "UDP_CSUM" if !sighting.tunnels.is_empty() => "tunnel's UDP",
+                "UDP_CSUM" => "UDP",
+                "IP_CSUM" => "IP header's",
+                "ICMP_CSUM" => "ICMP",
+                _ => "own",
+            }
+        ),
         CauseCode::Mtu => format!(
             "because {} bytes are too many for the device",
             sighting.packet_len
         ),
-        CauseCode::SourceInvalid => format!(
-            "because its source address {} cannot be",
-            sighting.tuple.src.ip()
-        ),
+        CauseCode::SourceInvalid => {
+            let source = sighting.tuple.src.ip();
+            match trace.reason() {
+                "IP_LOCAL_SOURCE" => {
+                    format!("because its source address {source} is this host's own")
+                }
+                _ => format!("because no packet may come in from the source address {source}"),
+            }
+        }
         CauseCode::SocketBuffer => "because the socket's buffer is full".to_owned(),
         CauseCode::AcceptQueueFull => "because the listener's accept queue is full".to_owned(),
         CauseCode::Xfrm => "by IPsec".to_owned(),
@@ -467,6 +519,9 @@ fn phrase(code: CauseCode, trace: &Trace<'_>, sighting: &Sighting) -> String {
                     "in {}, which gives no reason",
                     trace.0.location.plain_name()
                 )
+            }
+            "TCP_RFC7323_PAWS" | "TCP_RFC7323_PAWS_ACK" | "TCP_RFC7323_TW_PAWS" => {
+                "because its TCP timestamp is older than the one before (PAWS)".to_owned()
             }
             reason => format!("in {} ({reason})", trace.0.location.plain_name()),
         },
@@ -517,6 +572,21 @@ pub fn next(
             Message::Echo(_) => return None,
         },
         CauseCode::UnknownVni => compare_tunnels(ns),
+        CauseCode::Checksum => {
+            "where it is sent, `ethtool -K DEV tx off` tells whether the device computes it wrong; else look for what changes the packet on the way"
+                .to_owned()
+        }
+        CauseCode::SourceInvalid => format!(
+            "`{ns}ip -br address`, and between the sender and here look for a rule that puts {} there: `nft list ruleset`",
+            src.ip()
+        ),
+        CauseCode::TunnelDown => format!("`{ns}ip -d link show type vxlan`"),
+        CauseCode::TunnelNoRoute => {
+            let device = device.unwrap_or("DEV");
+            format!(
+                "`{ns}ip -d link show {device}` tells its other end (`remote`, or else `{ns}bridge fdb show dev {device}`), `{ns}ip route get` the way there"
+            )
+        }
         CauseCode::NeighbourUnresolved => format!(
             "`{ns}ip neigh show to {}`; `{ns}ip route get {}`",
             dst.ip(),

@@ -102,11 +102,15 @@ impl<'a> Scene<'a> {
 
     /// Whether a flow belongs into the report. A socket may speak of a flow none of whose packets were seen: that is
     /// no flow. And a packet that tells no namespace is never filtered out (the deciding drop may be one), so a flow
-    /// of which nothing else was seen may be anybody's, and is not told where only some namespaces are watched.
+    /// of which nothing else was seen may be anybody's, and is not told where only some namespaces are watched. The
+    /// datagrams of a tunnel are no flow either, though they look like one until the tunnel's device is known.
     pub fn shows(&self, flow: &Flow<'_>) -> bool {
         let everything = *self.view() == View::Kernel;
-        flow.sightings()
-            .any(|sighting| everything || sighting.netns.is_some())
+        let is_of_a_tunnel = !flow.is_tcp() && self.analysis.is_tunnel_port(flow.server.port());
+        !is_of_a_tunnel
+            && flow
+                .sightings()
+                .any(|sighting| everything || sighting.netns.is_some())
     }
 
     /// What became of a transmission.

@@ -7,16 +7,18 @@ use super::lost::{arrived_in_tcp, next_of};
 use crate::codes::{CauseCode, Confidence, Stage, VerdictCode};
 use crate::flow::copies::{End, Transmission};
 use crate::flow::pairing::Flow;
-use crate::flow::{IcmpError, Point, Sighting};
+use crate::flow::{Point, Sighting};
 
-/// The request was answered with a RST, or with an ICMP error that says that the server cannot be reached.
+/// The request was answered with a RST, or with an ICMP error that says that the server cannot be reached. A client that
+/// waits for a SYN-ACK gives up when it hears that the SYN went in circles; to a datagram that happens on purpose
+/// (traceroute).
 pub(super) fn refused<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<'a>> {
     let rst = flow.refusals.first().map(Transmission::first);
-    let unreachable = flow
-        .errors
-        .iter()
-        .copied()
-        .find(|error| error.icmp.is_some_and(IcmpError::is_unreachable));
+    let unreachable = flow.errors.iter().copied().find(|error| {
+        error
+            .icmp
+            .is_some_and(|icmp| icmp.is_unreachable() || flow.is_tcp() && icmp.is_ttl_exceeded())
+    });
     let answer = rst.or(unreachable)?;
     // The SYN that is refused is freed just before or just after the answer is made.
     let killer = flow
@@ -99,6 +101,8 @@ fn refused_elsewhere(answer: &Sighting, flow: &Flow<'_>, scene: &Scene<'_>) -> D
         Some(icmp) => (
             if !flow.is_tcp() && icmp.is_port_unreachable() && icmp.from == answer.tuple.dst.ip() {
                 CauseCode::NoListener
+            } else if icmp.is_ttl_exceeded() {
+                CauseCode::Ttl
             } else if icmp.is_prohibited() {
                 CauseCode::Rejected
             } else {

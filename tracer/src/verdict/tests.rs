@@ -84,6 +84,8 @@ struct Story {
     now_ns: u64,
     /// What the packets that are seen next are, if not segments.
     icmp: Option<IcmpError>,
+    /// How many hops they have left.
+    hop_limit: u8,
     /// The two ends as they are addressed from now on.
     client: SocketAddr,
     server: SocketAddr,
@@ -188,6 +190,7 @@ impl Story {
             skb: 100,
             now_ns: 10_000 * MS,
             icmp: None,
+            hop_limit: 64,
             client: CLIENT.into(),
             server: SERVER.into(),
         }
@@ -248,7 +251,7 @@ impl Story {
                     src,
                     dst,
                 },
-                hop_limit: 64,
+                hop_limit: self.hop_limit,
                 message,
                 icmp: self.icmp,
                 tunnels: Vec::new(),
@@ -1057,6 +1060,57 @@ fn an_icmp_error_from_outside_the_view_refuses() {
             judgement.summary
         );
     });
+}
+
+#[test]
+fn a_client_that_hears_of_a_syn_in_circles_is_refused() {
+    let mut story = Story::new(View::Netns {
+        netns: vec![NODE_A, POD_A],
+    });
+    story.syn(0, &THERE[..3]);
+    story.icmp = PROHIBITED.map(|error| IcmpError {
+        kind: 11,
+        code: 0,
+        ..error
+    });
+    story.see(1, true, syn(0), &BACK[3..], None);
+    story.check(VerdictCode::Refused, Confidence::Proven, |judgement| {
+        assert_eq!(
+            judgement.cause.as_ref().expect("a cause").code,
+            CauseCode::Ttl
+        );
+    });
+}
+
+#[test]
+fn a_packet_that_goes_in_circles_is_one_packet() {
+    let mut story = Story::whole();
+    story.syn(0, &THERE[..4]);
+    // From node-b back to node-a and there again, in the same skb, until node-b has no hop left to give.
+    let circle = [
+        Xmit(NODE_B, NIC),
+        Receive(NODE_A, NIC),
+        Xmit(NODE_A, NIC),
+        Receive(NODE_B, NIC),
+    ];
+    for (hops, death) in [
+        (62, None),
+        (60, killed("IP_INHDR", &["ip_forward", "ip_rcv"])),
+    ] {
+        story.skb -= 1;
+        story.hop_limit = hops;
+        story.see(0, true, syn(0), &circle, death);
+    }
+    story.check(
+        VerdictCode::RequestDropped,
+        Confidence::Proven,
+        |judgement| {
+            let cause = judgement.cause.as_ref().expect("a cause");
+            assert_eq!(cause.code, CauseCode::Ttl);
+        },
+    );
+    let group = story.analysis.flows.groups().next().expect("a flow");
+    assert_eq!(flows(&group)[0].request.len(), 1);
 }
 
 #[test]
