@@ -22,5 +22,6 @@ mod many_flows;
 mod mid_flow;
 mod nat;
 mod nat_datagrams;
+mod tcpdump;
 mod topology;
 mod watch;

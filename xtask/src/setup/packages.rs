@@ -29,6 +29,7 @@ const TOOLS: &[Tool] = &[
     tool("ip", "iproute2", "makes namespaces and devices"),
     tool("nft", "nftables", "makes rules that drop packets"),
     tool("bpftool", "bpftool", "tells whether a program is loaded"),
+    tool("tcpdump", "tcpdump", "selects packets as filters do"),
     tool("setpriv", "util-linux", "runs tracer without privilege"),
 ];
 
