@@ -5,6 +5,7 @@ mod budget;
 mod capture;
 mod changing;
 mod commands;
+mod data;
 mod datagrams;
 mod explain;
 mod faults_listeners;

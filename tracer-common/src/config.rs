@@ -88,6 +88,10 @@ pub struct Offsets {
     pub sock_protocol: u32,
     /// `inet_sock.inet_sport`
     pub inet_sport: u32,
+    /// `tcp_sock.snd_una`
+    pub tcp_snd_una: u32,
+    /// `tcp_skb_cb.seq` in `sk_buff.cb`
+    pub skb_tcp_seq: u32,
 }
 
 impl Offsets {
@@ -130,6 +134,8 @@ impl Offsets {
         sock_net: MISSING,
         sock_protocol: MISSING,
         inet_sport: MISSING,
+        tcp_snd_una: MISSING,
+        skb_tcp_seq: MISSING,
     };
 }
 

@@ -165,6 +165,11 @@ pub struct XmitFailedRecord {
     pub len_bytes: u32,
 }
 
+/// In [`SocketRecord::known`]: the socket was opened while the trace ran, so that `pid` and `comm` are known.
+pub const SOCKET_HAS_OWNER: u32 = 1;
+/// In [`SocketRecord::known`]: `seq` and `snd_una` were read.
+pub const SOCKET_SENDS_AGAIN: u32 = 2;
+
 /// A TCP socket, request socket or time-wait socket.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(feature = "user", derive(FromBytes, IntoBytes, KnownLayout, Immutable))]
@@ -188,10 +193,15 @@ pub struct SocketRecord {
     pub new_state: u8,
     /// The thread group that opened the socket with `connect` or `listen`, or 0.
     pub pid: u32,
-    /// 1 where the socket was opened while the trace ran, so that `pid` and `comm` are known, else 0.
-    pub owner_known: u32,
+    /// `SOCKET_HAS_*`.
+    pub known: u32,
     /// The name of that process, NUL-padded.
     pub comm: [u8; COMM_LEN],
+    /// `tcp_sock.snd_una`, the first sequence number that the other end has not acknowledged; valid with
+    /// [`SOCKET_SENDS_AGAIN`].
+    pub snd_una: u32,
+    /// `tcp_skb_cb.seq` of the segment that is sent again; valid with [`SOCKET_SENDS_AGAIN`].
+    pub seq: u32,
 }
 
 const _: () = {
@@ -200,5 +210,5 @@ const _: () = {
     assert!(size_of::<PacketRecord>() == 64);
     assert!(size_of::<DropRecord>() == 64 + 8 + 8 * STACK_FRAMES_MAX + 8);
     assert!(size_of::<XmitFailedRecord>() == 48);
-    assert!(size_of::<SocketRecord>() == 96);
+    assert!(size_of::<SocketRecord>() == 104);
 };

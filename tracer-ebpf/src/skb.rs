@@ -191,6 +191,13 @@ impl SkBuff {
         self.0 as u64
     }
 
+    /// The first sequence number of a segment that lies in its socket's queue, where TCP keeps it beside the packet.
+    #[inline(always)]
+    pub fn tcp_seq(self) -> Option<u32> {
+        let offset = config!(offsets.skb_tcp_seq);
+        (offset != MISSING).then(|| load(self.0, offset))
+    }
+
     /// Whether the EtherType allows for an IP packet; it is 0 where nobody has set it yet.
     #[inline(always)]
     pub fn may_be_ip(self) -> bool {

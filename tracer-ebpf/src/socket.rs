@@ -2,9 +2,10 @@
 
 use core::ffi::c_void;
 
-use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid};
+use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_probe_read_kernel};
 use tracer_common::{
-    event::{COMM_LEN, Kind, SocketRecord},
+    config::MISSING,
+    event::{COMM_LEN, Kind, SOCKET_HAS_OWNER, SOCKET_SENDS_AGAIN, SocketRecord},
     ledger::Counter,
     packet::{FLAG_PORTS, FLAG_TRANSPORT, IpProto, Layer, Packet, Status, Tunnel},
 };
@@ -70,6 +71,18 @@ impl Sock {
         load(self.0, config!(offsets.sock_state))
     }
 
+    /// `tcp_sock.snd_una`; only for a full TCP socket. The verifier knows the pointer as one to the smaller `struct sock`,
+    /// so this field takes a helper.
+    #[inline(always)]
+    pub fn snd_una(self) -> Option<u32> {
+        let offset = config!(offsets.tcp_snd_una);
+        if offset == MISSING {
+            return None;
+        }
+        // SAFETY: the helper checks the address.
+        unsafe { bpf_probe_read_kernel(self.0.byte_add(offset as usize).cast::<u32>()) }.ok()
+    }
+
     /// Its namespace.
     #[inline(always)]
     pub fn place(self) -> Place {
@@ -114,7 +127,7 @@ impl Sock {
 
     #[inline(always)]
     fn address(self, offset: u32) -> [u64; 2] {
-        if offset == tracer_common::config::MISSING {
+        if offset == MISSING {
             return [0; 2];
         }
         [load(self.0, offset), load(self.0, offset + 8)]
@@ -185,6 +198,20 @@ pub struct Statement {
 /// Reports what a socket said, if the filter selects its flow.
 #[inline(always)]
 pub fn report(statement: &Statement) {
+    report_with(statement, || None);
+}
+
+/// What a socket sends again.
+pub struct Again {
+    /// The first number that the other end has not acknowledged.
+    pub snd_una: u32,
+    /// The first number of the segment.
+    pub seq: u32,
+}
+
+/// Reports what a socket said, with what it sends again.
+#[inline(always)]
+pub fn report_with(statement: &Statement, again: impl FnOnce() -> Option<Again>) {
     let &Statement {
         kind,
         ref place,
@@ -209,6 +236,9 @@ pub fn report(statement: &Statement) {
             // SAFETY: the value is copied at once.
             let owner = unsafe { OWNERS.get(owned) }.copied();
             let Owner { pid, comm } = owner.unwrap_or(Owner::NOBODY);
+            let (snd_una, seq, sends_again) = again().map_or((0, 0, 0), |again| {
+                (again.snd_una, again.seq, SOCKET_SENDS_AGAIN)
+            });
             let record = SocketRecord {
                 header: header(kind, place),
                 local_addr: ends.local_addr,
@@ -219,8 +249,10 @@ pub fn report(statement: &Statement) {
                 old_state,
                 new_state,
                 pid,
-                owner_known: u32::from(owner.is_some()),
+                known: sends_again | u32::from(owner.is_some()) * SOCKET_HAS_OWNER,
                 comm,
+                snd_una,
+                seq,
             };
             // SAFETY: the record lies in the scratch space, which is ours.
             unsafe { scratch.record::<SocketRecord>().write(record) };

@@ -9,8 +9,8 @@ use tracer_common::packet::{IpProto, Tunnel, TunnelPorts};
 use crate::decode;
 use crate::devices::Devices;
 use crate::event::{Event, What};
-use crate::flow::table::FlowTable;
-use crate::flow::{FiveTuple, Message, SocketSighting};
+use crate::flow::table::{FlowTable, Refusal};
+use crate::flow::{FiveTuple, SocketSighting};
 use crate::record::{ClockPair, Fact, Header, Ledger, Record, StoppedBy, Trailer};
 use crate::verdict::question::Questions;
 
@@ -128,25 +128,27 @@ impl Analysis {
                     if watched {
                         self.questions.note(&sighting, &self.devices);
                     }
-                    // Of TCP only data is held back, and its verdicts never look that far.
-                    let is_tcp = matches!(sighting.message, Message::Tcp(_));
-                    let sampled = (skb.budget_spent && !is_tcp).then(|| sighting.tuple.key());
+                    let (key, time_ns) = (sighting.tuple.key(), sighting.time_ns);
                     self.flows.push(sighting);
-                    if let Some(key) = sampled {
-                        self.flows.note_sampled(key);
+                    if skb.budget_spent {
+                        self.flows.note_sampled(key, time_ns);
                     }
                 }
             }
-            What::XmitFailed { skb, result } => {
-                self.flows.push_refusal(
-                    event.time_ns,
-                    event.cpu,
-                    event.sequence,
-                    event.ifindex,
-                    *skb,
-                    *result,
-                );
-            }
+            What::XmitFailed {
+                skb,
+                result,
+                len_bytes,
+            } => self.flows.push_refusal(&Refusal {
+                time_ns: event.time_ns,
+                cpu: event.cpu,
+                sequence: event.sequence,
+                netns: event.netns,
+                ifindex: event.ifindex,
+                skb: *skb,
+                len_bytes: *len_bytes,
+                result: *result,
+            }),
             What::Socket { hook, socket } => {
                 let tuple = FiveTuple {
                     protocol: IpProto::Tcp as u8,

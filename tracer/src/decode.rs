@@ -3,7 +3,9 @@
 
 use std::net::SocketAddr;
 
-use tracer_common::packet::{self, FLAG_FIRST_FRAGMENT, Frame, Layer, Packet, Start, TunnelPorts};
+use tracer_common::packet::{
+    self, FLAG_DONT_FRAGMENT, FLAG_FIRST_FRAGMENT, Frame, Layer, Packet, Start, TunnelPorts,
+};
 
 use crate::event::{Event, Skb, What};
 use crate::flow::{
@@ -36,6 +38,9 @@ pub fn sighting(event: &Event, ports: &TunnelPorts) -> Option<Sighting> {
         skb: skb.id,
         point,
         packet_len: outer.packet_len,
+        skb_len: skb.len_bytes,
+        gso: skb.gso_size > 0,
+        dont_fragment: outer.has(FLAG_DONT_FRAGMENT),
         mark: skb.mark,
         hop_limit: flow.ttl,
         tuple: tuple(flow, message),

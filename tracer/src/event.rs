@@ -125,6 +125,9 @@ pub enum What {
         skb: SkbId,
         /// The driver's result (`netdev_tx_t`, or a negative errno).
         result: i32,
+        /// The skb's length as it was handed over; captures of before it was told have none.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        len_bytes: Option<u32>,
     },
     /// A TCP socket said something.
     Socket {
@@ -260,6 +263,18 @@ pub struct Socket {
     /// Who opened it with `connect` or `listen`, where that was seen. A listener's requests are its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<Process>,
+    /// What the socket sends again, where it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub again: Option<Again>,
+}
+
+/// A segment that a socket sends again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Again {
+    /// The first sequence number that the other end has not acknowledged.
+    pub snd_una: u32,
+    /// The first sequence number of the segment.
+    pub seq: u32,
 }
 
 /// A process. The name is untrusted: it is escaped wherever it is shown.

@@ -9,7 +9,7 @@ use crate::{
     emit::with_scratch,
     filter::parse_window,
     skb::SkBuff,
-    socket::{Sock, Statement, TCP_CLOSE, receiver, report},
+    socket::{Again, Sock, Statement, TCP_CLOSE, receiver, report, report_with},
 };
 
 /// `inet_sock_set_state(sk, oldstate, newstate)`
@@ -39,7 +39,13 @@ pub fn tracer_state(ctx: BtfTracePointContext) -> i32 {
 #[btf_tracepoint(function = "tcp_retransmit_skb")]
 pub fn tracer_rtx(ctx: BtfTracePointContext) -> i32 {
     let sock = Sock::new(ctx.arg::<*const c_void>(0));
-    now(Kind::RetransmitSkb, sock, sock);
+    let skb = SkBuff::new(ctx.arg::<*const c_void>(1));
+    report_with(&now(Kind::RetransmitSkb, sock, sock), || {
+        Some(Again {
+            snd_una: sock.snd_una()?,
+            seq: skb.tcp_seq()?,
+        })
+    });
     0
 }
 
@@ -48,7 +54,7 @@ pub fn tracer_rtx(ctx: BtfTracePointContext) -> i32 {
 pub fn tracer_rtx_sa(ctx: BtfTracePointContext) -> i32 {
     let listener = Sock::new(ctx.arg::<*const c_void>(0));
     let request = Sock::new(ctx.arg::<*const c_void>(1));
-    now(Kind::RetransmitSynack, request, listener);
+    report(&now(Kind::RetransmitSynack, request, listener));
     0
 }
 
@@ -56,7 +62,7 @@ pub fn tracer_rtx_sa(ctx: BtfTracePointContext) -> i32 {
 #[btf_tracepoint(function = "tcp_receive_reset")]
 pub fn tracer_rst_in(ctx: BtfTracePointContext) -> i32 {
     let sock = Sock::new(ctx.arg::<*const c_void>(0));
-    now(Kind::ResetReceived, sock, sock);
+    report(&now(Kind::ResetReceived, sock, sock));
     0
 }
 
@@ -65,7 +71,7 @@ pub fn tracer_rst_in(ctx: BtfTracePointContext) -> i32 {
 pub fn tracer_rst_out(ctx: BtfTracePointContext) -> i32 {
     let sock = Sock::new(ctx.arg::<*const c_void>(0));
     if !sock.is_null() {
-        now(Kind::ResetSent, sock, sock);
+        report(&now(Kind::ResetSent, sock, sock));
         return 0;
     }
     let skb = SkBuff::new(ctx.arg::<*const c_void>(1));
@@ -95,15 +101,15 @@ pub fn tracer_rst_out(ctx: BtfTracePointContext) -> i32 {
     0
 }
 
-/// Reports what `sock` says in the state that it is in.
+/// What `sock` says in the state that it is in.
 #[inline(always)]
-fn now(kind: Kind, sock: Sock, owned: Sock) {
-    report(&Statement {
+fn now(kind: Kind, sock: Sock, owned: Sock) -> Statement {
+    Statement {
         kind,
         place: sock.place(),
         ends: sock.ends(),
         old_state: 0,
         new_state: sock.state(),
         owned: owned.address_of(),
-    });
+    }
 }

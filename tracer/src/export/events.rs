@@ -336,6 +336,7 @@ mod tests {
                             pid: 7,
                             comm: "\u{202e}x".to_owned(),
                         }),
+                        again: None,
                     },
                 },
             ),

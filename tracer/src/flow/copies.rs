@@ -1,6 +1,8 @@
 //! One packet may be sent several times, and each transmission may branch (a bridge floods it). A [`Transmission`] is
 //! one of them with everything that was seen of it; its [`End`]s say what became of each branch.
 
+use std::collections::HashMap;
+
 use crate::devices::{Devices, FarEnd};
 use crate::event::{Death, NetnsId, SkbId};
 use crate::flow::{Message, Point, Sighting};
@@ -218,6 +220,31 @@ fn continues(at: &Sighting, next: &Sighting, devices: &Devices, view: &View) -> 
             FarEnd::Unknown => next.point == Point::Receive && next.netns != at.netns,
         },
     }
+}
+
+/// Packets that say different things are different packets; those that say the same are split by transmission.
+/// `sampled` as in [`split`].
+pub fn transmissions<'a>(
+    sightings: impl IntoIterator<Item = &'a Sighting>,
+    sampled: bool,
+) -> Vec<Transmission<'a>> {
+    let mut known: HashMap<Message, usize> = HashMap::new();
+    let mut groups: Vec<Vec<&'a Sighting>> = Vec::new();
+    for sighting in sightings {
+        let index = *known
+            .entry(sighting.message.content())
+            .or_insert(groups.len());
+        if index == groups.len() {
+            groups.push(Vec::new());
+        }
+        groups[index].push(sighting);
+    }
+    let mut transmissions: Vec<Transmission<'a>> = groups
+        .into_iter()
+        .flat_map(|group| split(group, sampled))
+        .collect();
+    transmissions.sort_by_key(|transmission| transmission.first().order());
+    transmissions
 }
 
 /// How long a packet of a sampled stream may take from one sighting to the next.

@@ -103,6 +103,11 @@ impl IcmpError {
         matches!((self.version, self.kind, self.code), (4, 11, 0) | (6, 3, 0))
     }
 
+    /// Whether it says that a packet was too big for the way on.
+    pub const fn is_too_big(self) -> bool {
+        matches!((self.version, self.kind, self.code), (4, 3, 4) | (6, 2, _))
+    }
+
     /// Whether it says that nothing takes what is sent to that port.
     pub const fn is_port_unreachable(self) -> bool {
         matches!((self.version, self.kind, self.code), (4, 3, 3) | (6, 1, 4))
@@ -194,6 +199,12 @@ pub struct Sighting {
     pub point: Point,
     /// Bytes of the outermost IP packet.
     pub packet_len: u32,
+    /// `skb->len`.
+    pub skb_len: u32,
+    /// It is to be cut into segments.
+    pub gso: bool,
+    /// The outermost IP packet may not be fragmented.
+    pub dont_fragment: bool,
     /// `skb->mark`.
     pub mark: u32,
     /// The TTL or hop limit of the flow's own IP header; for an ICMP error, of the one that it quotes.

@@ -4,14 +4,13 @@
 mod exchange;
 mod handshake;
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use tracer_common::packet::IpProto;
 
-use super::copies::{Transmission, split};
+use super::copies::Transmission;
 use super::table::FlowGroup;
-use super::{FiveTuple, Message, Sighting, SocketSighting, TcpFlags};
+use super::{FiveTuple, IcmpError, Sighting, SocketSighting, TcpFlags};
 use crate::codes::PacketKind;
 use crate::event::{SocketHook, TcpState};
 
@@ -44,12 +43,16 @@ pub struct Flow<'a> {
     pub resets: Vec<Transmission<'a>>,
     /// ICMP errors about packets of the client, in the order of time.
     pub errors: Vec<&'a Sighting>,
+    /// ICMP errors about packets of the server.
+    pub errors_back: Vec<&'a Sighting>,
     /// Everything else, in the order of time.
     pub data: Vec<&'a Sighting>,
     /// What the sockets said.
     pub sockets: Vec<&'a SocketSighting>,
     /// Whether something of these five-tuples did not fit into the table.
     pub left_out: bool,
+    /// From when on packets that merely passed may be missing, since there were too many of them.
+    pub sampled_since_ns: Option<u64>,
 }
 
 impl<'a> Flow<'a> {
@@ -91,6 +94,7 @@ impl<'a> Flow<'a> {
         .flatten()
         .flat_map(|transmission| transmission.sightings().iter().copied())
         .chain(self.errors.iter().copied())
+        .chain(self.errors_back.iter().copied())
         .chain(self.data.iter().copied())
     }
 
@@ -112,6 +116,7 @@ impl<'a> Flow<'a> {
             refusals: later(&self.refusals),
             resets: later(&self.resets),
             errors: later_sightings(&self.errors),
+            errors_back: later_sightings(&self.errors_back),
             data: later_sightings(&self.data),
             sockets: self.sockets.clone(),
             forward: self.forward.clone(),
@@ -183,6 +188,17 @@ impl<'a> Flow<'a> {
             .any(|reset| self.is_from_client(reset) && reset.order() < sighting.order())
     }
 
+    /// The ICMP errors that tell the sender of a packet that such packets are too big.
+    pub fn too_big_errors(&self, packet: &Sighting) -> impl Iterator<Item = &'a Sighting> {
+        let errors = if self.is_from_client(packet) {
+            &self.errors
+        } else {
+            &self.errors_back
+        };
+        let too_big = |error: &&'a Sighting| error.icmp.is_some_and(IcmpError::is_too_big);
+        errors.iter().copied().filter(too_big)
+    }
+
     /// Whether a socket message is by the client's socket.
     pub fn is_client(&self, seen: &SocketSighting) -> bool {
         self.forward.contains(&seen.tuple())
@@ -215,26 +231,4 @@ fn nearest_to_client<'t>(
     begun
         .map(|syn| syn.first().tuple)
         .or_else(|| Some(answers.find(translated)?.last().tuple.reversed()))
-}
-
-/// Packets that say different things are different packets; those that say the same are split by transmission.
-/// `sampled` as in [`split`].
-fn split_by_content(sightings: Vec<&Sighting>, sampled: bool) -> Vec<Transmission<'_>> {
-    let mut known: HashMap<Message, usize> = HashMap::new();
-    let mut groups: Vec<Vec<&Sighting>> = Vec::new();
-    for sighting in sightings {
-        let index = *known
-            .entry(sighting.message.content())
-            .or_insert(groups.len());
-        if index == groups.len() {
-            groups.push(Vec::new());
-        }
-        groups[index].push(sighting);
-    }
-    let mut transmissions: Vec<Transmission<'_>> = groups
-        .into_iter()
-        .flat_map(|group| split(group, sampled))
-        .collect();
-    transmissions.sort_by_key(|transmission| transmission.first().order());
-    transmissions
 }

@@ -19,6 +19,8 @@ const TUPLES_MAX: usize = 64;
 const ALIVE_MAX: usize = 16_384;
 /// How long an skb may wait (in a queue, for a neighbour) between two sightings and still be the same packet.
 const TRANSLATED_WITHIN_NS: u64 = 1_000_000_000;
+/// A driver answers within its own run, however long the CPU was taken from it.
+const REFUSED_WITHIN_NS: u64 = 10_000_000;
 /// How many transmissions back on one CPU a driver's refusal is looked for: a tunnel's own and those nested in it.
 const XMITS_REMEMBERED: usize = 8;
 
@@ -31,6 +33,8 @@ pub struct FlowEvents {
     pub sockets: Vec<SocketSighting>,
     /// How many sightings did not fit.
     pub left_out: u64,
+    /// From when on packets that merely passed are missing.
+    pub sampled_since_ns: Option<u64>,
     /// How many of `sightings` are of passing data, by direction.
     passing: [usize; 2],
 }
@@ -83,6 +87,12 @@ impl<'a> FlowGroup<'a> {
     pub fn left_out(&self) -> bool {
         self.events.iter().any(|events| events.left_out > 0)
     }
+
+    /// From when on packets that merely passed may be missing.
+    pub fn sampled_since_ns(&self) -> Option<u64> {
+        let since = self.events.iter().filter_map(|each| each.sampled_since_ns);
+        since.min()
+    }
 }
 
 /// A packet in an skb that is still alive.
@@ -128,6 +138,39 @@ impl Alive {
     }
 }
 
+/// A driver that refused a packet.
+#[derive(Debug)]
+pub struct Refusal {
+    /// CLOCK_MONOTONIC.
+    pub time_ns: u64,
+    /// The CPU that saw it.
+    pub cpu: u16,
+    /// Orders what one CPU saw.
+    pub sequence: u32,
+    /// The namespace of the device.
+    pub netns: Option<NetnsId>,
+    /// The device.
+    pub ifindex: Option<u32>,
+    /// The skb.
+    pub skb: SkbId,
+    /// The skb's length as it was handed over.
+    pub len_bytes: Option<u32>,
+    /// What the driver returned.
+    pub result: i32,
+}
+
+impl Refusal {
+    /// Whether it is the driver's answer to this transmission, seen on the same CPU. The transmission of another packet
+    /// in the same skb may be remembered instead, if this one's was not selected or was held back.
+    fn answers(&self, xmit: &Sighting) -> bool {
+        xmit.skb == self.skb
+            && xmit.ifindex == self.ifindex
+            && xmit.netns == self.netns
+            && self.len_bytes.is_none_or(|len| len == xmit.skb_len)
+            && self.time_ns.abs_diff(xmit.time_ns) < REFUSED_WITHIN_NS
+    }
+}
+
 /// The flows.
 #[derive(Debug, Default)]
 pub struct FlowTable {
@@ -142,9 +185,9 @@ pub struct FlowTable {
     sightings: usize,
     /// Flows and sightings that did not fit.
     table_full: u64,
-    /// Datagrams of busy flows that were seen passing and not kept.
+    /// Packets of busy flows that were seen passing and not kept.
     rate_limited: u64,
-    last_xmits: HashMap<u16, VecDeque<(SkbId, FlowKey, Sighting)>>,
+    last_xmits: HashMap<u16, VecDeque<(FlowKey, Sighting)>>,
 }
 
 impl FlowTable {
@@ -156,7 +199,7 @@ impl FlowTable {
             if recent.len() == XMITS_REMEMBERED {
                 recent.pop_front();
             }
-            recent.push_back((sighting.skb, key, sighting.clone()));
+            recent.push_back((key, sighting.clone()));
         }
         // Also what an ICMP error quotes: that is translated with the error's own addresses.
         self.follow_translation(key, &sighting);
@@ -207,37 +250,25 @@ impl FlowTable {
         root
     }
 
-    /// Notes that the kernel half may have held back what a flow did next, as [`tracer_common::budget`] says.
-    pub fn note_sampled(&mut self, key: FlowKey) {
+    /// Notes that from now on the kernel half may hold back what passes of a flow, as [`tracer_common::budget`] says.
+    pub fn note_sampled(&mut self, key: FlowKey, time_ns: u64) {
         if let Some(flow) = self.flows.get_mut(&key) {
-            flow.left_out += 1;
+            flow.sampled_since_ns.get_or_insert(time_ns);
         }
     }
 
     /// Files a driver's refusal with the transmission that it answers; a refusal of a packet that was not selected is nobody's.
-    pub fn push_refusal(
-        &mut self,
-        time_ns: u64,
-        cpu: u16,
-        sequence: u32,
-        ifindex: Option<u32>,
-        skb: SkbId,
-        result: i32,
-    ) {
-        let Some(recent) = self.last_xmits.get(&cpu) else {
+    pub fn push_refusal(&mut self, refusal: &Refusal) {
+        let Some(recent) = self.last_xmits.get(&refusal.cpu) else {
             return;
         };
-        let Some((_, key, xmit)) = recent
-            .iter()
-            .rev()
-            .find(|(id, _, xmit)| *id == skb && xmit.ifindex == ifindex)
-        else {
+        let Some((key, xmit)) = recent.iter().rev().find(|(_, xmit)| refusal.answers(xmit)) else {
             return;
         };
         let (key, mut refused) = (*key, xmit.clone());
-        refused.time_ns = time_ns;
-        refused.sequence = sequence;
-        refused.point = Point::Refused(result);
+        refused.time_ns = refusal.time_ns;
+        refused.sequence = refusal.sequence;
+        refused.point = Point::Refused(refusal.result);
         self.insert(key, refused);
     }
 
@@ -261,7 +292,7 @@ impl FlowTable {
         self.table_full
     }
 
-    /// Sightings of passing datagrams beyond what a flow keeps of them.
+    /// Sightings of passing packets beyond what a flow keeps of them.
     pub const fn rate_limited(&self) -> u64 {
         self.rate_limited
     }
@@ -342,15 +373,11 @@ impl FlowTable {
             || sighting.segment().is_reset()
             || sighting.icmp.is_some()
             || !matches!(sighting.point, Point::Xmit | Point::Receive);
-        let is_tcp = matches!(sighting.message, Message::Tcp(_));
         let flow = self.flows.entry(key).or_default();
         let passing = &mut flow.passing[usize::from(sighting.tuple.src <= sighting.tuple.dst)];
         if !decides && *passing >= PASSING_MAX {
-            // TCP's data beyond the bound is not a loss: its verdicts never look that far.
-            if !is_tcp {
-                flow.left_out += 1;
-                self.rate_limited += 1;
-            }
+            flow.sampled_since_ns.get_or_insert(sighting.time_ns);
+            self.rate_limited += 1;
         } else if flow.sightings.len() >= SIGHTINGS_MAX {
             flow.left_out += 1;
             self.table_full += 1;

@@ -143,6 +143,16 @@ fn offsets(btf: &Btf, missing: &mut Vec<&'static str>) -> Offsets {
         sock_net = "sock"."__sk_common.skc_net.net": 8;
         sock_protocol = "sock"."sk_protocol": 2;
         inet_sport = "inet_sock"."inet_sport": 2;
+        tcp_snd_una = "tcp_sock"."snd_una": 4;
+        skb_tcp_seq = "sk_buff"."cb": 48;
+    }
+    // TCP keeps its own structure there.
+    match btf.offset("tcp_skb_cb", "seq", 4) {
+        Some(seq) if offsets.skb_tcp_seq != MISSING => offsets.skb_tcp_seq += seq,
+        _ => {
+            offsets.skb_tcp_seq = MISSING;
+            missing.push("tcp_skb_cb.seq");
+        }
     }
     match bitfield(btf, "pkt_type", 3) {
         Some((byte, shift)) => {

@@ -14,14 +14,15 @@ use std::{
 use aya::maps::{MapData, RingBuf};
 use bytes::Bytes;
 use tracer_common::event::{
-    DropRecord, EventHeader, HEADER_BYTES_MAX, Kind, PacketRecord, START_ETHERNET, START_IP,
-    SkbInfo, SocketRecord, XmitFailedRecord,
+    DropRecord, EventHeader, HEADER_BYTES_MAX, Kind, PacketRecord, SOCKET_HAS_OWNER,
+    SOCKET_SENDS_AGAIN, START_ETHERNET, START_IP, SkbInfo, SocketRecord, XmitFailedRecord,
 };
 use zerocopy::FromBytes;
 
 use crate::{
     event::{
-        Death, Event, NetnsId, Process, Skb, SkbId, Socket, SocketHook, Symbol, TcpState, What,
+        Again, Death, Event, NetnsId, Process, Skb, SkbId, Socket, SocketHook, Symbol, TcpState,
+        What,
     },
     kernel::{drop_reasons::DropReasons, symbols::Symbols},
 };
@@ -121,6 +122,7 @@ impl Decoder {
                 What::XmitFailed {
                     skb: self.key.mix(record.skb),
                     result: record.result,
+                    len_bytes: Some(record.len_bytes),
                 }
             }
             Kind::SockState => socket(SocketHook::State, record)?,
@@ -219,9 +221,13 @@ fn socket(hook: SocketHook, record: &[u8]) -> Option<What> {
             remote_port: record.remote_port,
             old_state: TcpState::from_number(record.old_state),
             new_state: TcpState::from_number(record.new_state),
-            process: (record.owner_known == 1).then(|| Process {
+            process: (record.known & SOCKET_HAS_OWNER != 0).then(|| Process {
                 pid: record.pid,
                 comm: comm(&record.comm),
+            }),
+            again: (record.known & SOCKET_SENDS_AGAIN != 0).then_some(Again {
+                snd_una: record.snd_una,
+                seq: record.seq,
             }),
         },
     })

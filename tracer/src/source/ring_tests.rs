@@ -84,7 +84,9 @@ fn socket_record(family: u16, owner: u32) -> Vec<u8> {
         old_state: 7,
         new_state: 2,
         pid: 4242,
-        owner_known: owner,
+        known: owner,
+        snd_una: 0,
+        seq: 0,
         comm,
     }
     .as_bytes()

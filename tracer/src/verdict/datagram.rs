@@ -118,7 +118,7 @@ fn stream_loses<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<'a>> {
         .collect();
     let last = *dead.last()?;
     let cause = scene.diagnose(last)?;
-    let how_many = if flow.left_out {
+    let how_many = if flow.sampled_since_ns.is_some() {
         format!("at least {} datagrams", dead.len())
     } else {
         format!("{} of {} datagrams", dead.len(), flow.request.len())

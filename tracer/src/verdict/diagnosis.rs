@@ -74,7 +74,7 @@ fn of_death(sighting: &Sighting, death: &Death, devices: &Devices) -> Diagnosis 
     Diagnosis {
         code,
         stage,
-        phrase: phrase(code, &trace, sighting),
+        phrase: phrase(code, &trace, sighting, devices),
         detail: detail(code, sighting),
         evidence: vec![Evidence::Event {
             time_ns: sighting.time_ns,
@@ -373,7 +373,7 @@ fn by_function(trace: &Trace<'_>, sighting: &Sighting, devices: &Devices) -> Cau
         "____dev_forward_skb",
         "ip_fragment",
         "ip6_fragment",
-    ]) && exceeds_mtu(sighting, devices)
+    ]) && too_narrow(sighting, devices).is_some()
     {
         CauseCode::Mtu
     } else if trace.freed_in(&["ip_error"])
@@ -418,18 +418,31 @@ fn vni_is_unknown(sighting: &Sighting, devices: &Devices) -> bool {
             .any(|device| Some(device.id.netns) == sighting.netns && device.vni == vni)
 }
 
-fn exceeds_mtu(sighting: &Sighting, devices: &Devices) -> bool {
-    let device = sighting.device().and_then(|id| devices.get(id));
-    let peer = device
-        .and_then(|device| device.peer)
-        .and_then(|id| devices.get(id));
-    [device, peer]
-        .into_iter()
-        .flatten()
-        .any(|device| sighting.packet_len > device.mtu)
+/// The device that a packet is too big for: the one where it died, or the other end of its wire. `__dev_forward_skb`
+/// leaves four bytes of room for a VLAN tag, and lets a packet pass that is still to be cut into segments
+/// (`__is_skb_forwardable`, include/linux/netdevice.h).
+pub fn too_narrow<'d>(sighting: &Sighting, devices: &'d Devices) -> Option<&'d Device> {
+    let device = sighting.device().and_then(|id| devices.get(id))?;
+    let Point::Drop(death) = &sighting.point else {
+        return None;
+    };
+    if Trace(death).freed_in(&FORWARDS) {
+        let end = device.peer.and_then(|id| devices.get(id)).unwrap_or(device);
+        return (!sighting.gso && sighting.packet_len > end.mtu + VLAN_LEN).then_some(end);
+    }
+    (sighting.packet_len > device.mtu).then_some(device)
 }
 
-fn phrase(code: CauseCode, trace: &Trace<'_>, sighting: &Sighting) -> String {
+/// Hand a packet to the other end of a wire.
+const FORWARDS: [&str; 4] = [
+    "__dev_forward_skb2",
+    "__dev_forward_skb",
+    "____dev_forward_skb",
+    "veth_xmit",
+];
+const VLAN_LEN: u32 = 4;
+
+fn phrase(code: CauseCode, trace: &Trace<'_>, sighting: &Sighting, devices: &Devices) -> String {
     let vni = || sighting.tunnels.last().and_then(|tunnel| tunnel.vni);
     match code {
         CauseCode::Netfilter => match trace.netfilter_hook() {
@@ -494,10 +507,13 @@ fn phrase(code: CauseCode, trace: &Trace<'_>, sighting: &Sighting) -> String {
                 _ => "own",
             }
         ),
-        CauseCode::Mtu => format!(
-            "because {} bytes are too many for the device",
-            sighting.packet_len
-        ),
+        CauseCode::Mtu => match too_narrow(sighting, devices) {
+            Some(device) => format!(
+                "because its {} bytes are too many for {}, whose MTU is {}",
+                sighting.packet_len, device.name, device.mtu
+            ),
+            None => format!("because its {} bytes are too many", sighting.packet_len),
+        },
         CauseCode::SourceInvalid => {
             let source = sighting.tuple.src.ip();
             match trace.reason() {

@@ -84,9 +84,14 @@ pub(super) fn doubt(flow: &Flow<'_>, finding: &Finding<'_>, scene: &Scene<'_>) -
     if scene.analysis.lost_between(flow.first_ns(), scene.now_ns) {
         return Some("events were lost while this flow was watched (see the ledger)".to_owned());
     }
-    // That some datagrams of a stream died is no less true for the others that were not kept.
-    if flow.left_out && finding.code != VerdictCode::DataDropped {
+    if flow.left_out {
         return Some("this flow had more packets than are kept".to_owned());
+    }
+    if finding.confidence == Confidence::Inferred
+        && flow.sampled_since_ns.is_some()
+        && !flow.is_tcp()
+    {
+        return Some("it had more packets than are kept of one flow".to_owned());
     }
     let missing = scene
         .missing_hook()

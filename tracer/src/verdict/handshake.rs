@@ -8,7 +8,7 @@ use super::finding::{Finding, conclude, doubt, in_doubt, weigh};
 use super::losses::{self, Loss};
 use super::lost::{death, next_of, reply_lost, request_lost};
 use super::refusal::refused;
-use super::{Judgement, Scene, words};
+use super::{Judgement, Scene, data, words};
 use crate::codes::{Confidence, PacketKind, Stage, VerdictCode};
 use crate::event::TcpState;
 use crate::flow::copies::{End, Transmission};
@@ -19,15 +19,25 @@ use crate::flow::{Point, Sighting, TcpFlags};
 pub(super) fn judge<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Judgement<'a> {
     let losses = losses::of(flow, scene);
     if flow.request.is_empty() {
-        let finding = unseen(flow);
-        let doubt =
-            doubt(flow, &finding, scene).filter(|_| finding.confidence == Confidence::Inferred);
+        let finding = data::lost(flow, scene).unwrap_or_else(|| unseen(flow));
+        let doubt = doubt(flow, &finding, scene)
+            .filter(|_| finding.confidence == Confidence::Inferred || finding.code.is_fault());
         return match doubt {
             Some(doubt) => conclude(in_doubt(&doubt, finding), losses, true),
             None => conclude(finding, losses, true),
         };
     }
-    if let Some(finding) = answered(flow, &losses, scene).or_else(|| refused(flow, scene)) {
+    if let Some(finding) = answered(flow, &losses, scene) {
+        let Some(fault) = data::lost(flow, scene) else {
+            return conclude(finding, losses, true);
+        };
+        let fault = match doubt(flow, &fault, scene) {
+            Some(doubt) => in_doubt(&doubt, fault),
+            None => fault,
+        };
+        return conclude(fault, losses, true);
+    }
+    if let Some(finding) = refused(flow, scene) {
         return conclude(finding, losses, true);
     }
     let finding = ack_dropped(flow, scene)

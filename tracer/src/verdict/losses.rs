@@ -51,18 +51,15 @@ pub fn of<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Vec<Loss<'a>> {
             sightings.map(move |sighting| (packet, sighting, went_on))
         })
     });
-    // What is neither request nor reply nor an error about one: for datagrams, errors about replies.
-    let data_kind = if flow.is_tcp() {
-        PacketKind::Data
-    } else {
-        PacketKind::IcmpError
-    };
     let data = flow
         .data
         .iter()
-        .map(|sighting| (data_kind, *sighting, false));
+        .map(|sighting| (PacketKind::Data, *sighting, false));
+    let errors = flow.errors.iter().chain(&flow.errors_back);
+    let errors = errors.map(|sighting| (PacketKind::IcmpError, *sighting, false));
     let mut losses: Vec<Loss<'a>> = handshake
         .chain(data)
+        .chain(errors)
         .filter_map(|(packet, sighting, went_on)| {
             let diagnosis = scene.diagnose(sighting)?;
             let innocent = innocent_because(packet, sighting, flow)
@@ -91,6 +88,10 @@ pub fn innocent_because(
         return None;
     };
     let reason = death.reason.as_deref().unwrap_or_default();
+    // What a host has to do with an error it does before it frees it (icmp_rcv, icmpv6_rcv).
+    if packet == PacketKind::IcmpError && is_icmps_own(sighting) {
+        return Some("the host has read it");
+    }
     let in_tcp = freed_in_tcp(death);
     let since = |transmissions: &[Transmission<'_>]| {
         transmissions
@@ -168,6 +169,22 @@ fn is_unwanted(death: &Death) -> bool {
     let function = death.location.plain_name();
     let in_udp = function.starts_with("__udp4_lib_rcv") || function.starts_with("__udp6_lib_rcv");
     in_udp && (!death.has_reason() || death.reason.as_deref() == Some("NO_SOCKET"))
+}
+
+/// Freed by TCP's own receive path, whatever it said: the packet arrived.
+pub(super) fn arrived(sighting: &Sighting) -> bool {
+    matches!(&sighting.point, Point::Drop(death) if freed_in_tcp(death))
+}
+
+/// Freed by TCP because the connection is over for the receiver: what follows is a RST, which says so.
+pub(super) fn is_refused_by_tcp(sighting: &Sighting) -> bool {
+    let over = |death: &Death| {
+        freed_in_tcp(death)
+            && death.reason.as_deref().is_none_or(|reason| {
+                reason == "NO_SOCKET" || reason == "TCP_CLOSE" || reason.starts_with("TCP_ABORT_ON")
+            })
+    };
+    matches!(&sighting.point, Point::Drop(death) if over(death))
 }
 
 /// Whether the same packet went on as another skb after this one died.

@@ -1,8 +1,9 @@
 //! Says what became of a flow, and never more than its sightings prove. Reads no clock and does no I/O: the same
 //! flows and the same end of the window give the same verdicts.
 //!
-//! `handshake` decides on TCP and `datagram` on what has no connections; `diagnosis` names the cause of a death, `words` puts both into a sentence.
+//! `handshake` and, once it is complete, `data` decide on TCP, and `datagram` on what has no connections; `diagnosis` names the cause of a death, `words` puts both into a sentence.
 
+mod data;
 mod datagram;
 pub mod diagnosis;
 mod explain;
@@ -134,13 +135,15 @@ impl<'a> Scene<'a> {
         })
     }
 
+    /// Whether a hook is attached.
+    fn watches(&self, name: &str) -> bool {
+        let mut hooks = self.analysis.header.hooks.iter();
+        hooks.any(|hook| hook.name == name && hook.state == HookState::Attached)
+    }
+
     /// A core hook that is not attached: absence then proves nothing.
     fn missing_hook(&self) -> Option<&'static str> {
-        let attached = |name: &&str| {
-            let mut hooks = self.analysis.header.hooks.iter();
-            hooks.any(|hook| hook.name == **name && hook.state == HookState::Attached)
-        };
-        CORE_HOOKS.into_iter().find(|name| !attached(name))
+        CORE_HOOKS.into_iter().find(|name| !self.watches(name))
     }
 
     /// When a flow's request must have been answered.

@@ -2,6 +2,7 @@
 //! makes of what was seen.
 
 mod copies;
+mod data;
 mod datagrams;
 mod explain;
 
@@ -98,6 +99,7 @@ impl Story {
             "netif_receive_skb",
             "kfree_skb",
             "consume_skb",
+            "tcp_retransmit_skb",
         ];
         let header = Header {
             schema: crate::record::CAPTURE_SCHEMA.to_owned(),
@@ -245,6 +247,9 @@ impl Story {
                 skb: SkbId(self.skb),
                 point,
                 packet_len: 60,
+                skb_len: 74,
+                gso: false,
+                dont_fragment: true,
                 mark: 0,
                 tuple: FiveTuple {
                     protocol: protocol(message),
@@ -291,6 +296,7 @@ impl Story {
                     old_state: None,
                     new_state: Some(new_state),
                     process: None,
+                    again: None,
                 },
             },
         };

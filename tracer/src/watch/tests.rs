@@ -106,6 +106,9 @@ fn see(analysis: &mut Analysis, at_ms: u64, port: u16, flags: TcpFlags, point: P
         skb: SkbId(at_ms),
         point,
         packet_len: 60,
+        skb_len: 74,
+        gso: false,
+        dont_fragment: true,
         mark: 0,
         tuple: FiveTuple {
             protocol: 6,

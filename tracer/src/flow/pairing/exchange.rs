@@ -3,7 +3,8 @@
 
 use std::collections::HashMap;
 
-use super::{Flow, nearest_to_client, split_by_content};
+use super::{Flow, nearest_to_client};
+use crate::flow::copies::transmissions;
 use crate::flow::table::FlowGroup;
 use crate::flow::{Datagram, Dns, Echo, FiveTuple, Message, Sighting};
 
@@ -19,7 +20,7 @@ struct Exchange<'a> {
     requests: Vec<&'a Sighting>,
     replies: Vec<&'a Sighting>,
     errors: Vec<&'a Sighting>,
-    data: Vec<&'a Sighting>,
+    errors_back: Vec<&'a Sighting>,
 }
 
 impl<'a> Exchange<'a> {
@@ -39,7 +40,7 @@ impl<'a> Exchange<'a> {
             requests: Vec::new(),
             replies: Vec::new(),
             errors: Vec::new(),
-            data: Vec::new(),
+            errors_back: Vec::new(),
         }
     }
 
@@ -49,15 +50,16 @@ impl<'a> Exchange<'a> {
             (false, true) => &mut self.requests,
             (false, false) => &mut self.replies,
             (true, true) => &mut self.errors,
-            (true, false) => &mut self.data,
+            (true, false) => &mut self.errors_back,
         }
         .push(sighting);
     }
 
     fn finish(self, group: &FlowGroup<'a>) -> Flow<'a> {
-        let sampled = group.left_out();
-        let request = split_by_content(self.requests, sampled);
-        let reply = split_by_content(self.replies, sampled);
+        let sampled_since_ns = group.sampled_since_ns();
+        let sampled = sampled_since_ns.is_some();
+        let request = transmissions(self.requests, sampled);
+        let reply = transmissions(self.replies, sampled);
         let nearest = nearest_to_client(&request, reply.iter()).unwrap_or(self.forward[0]);
         Flow {
             protocol: nearest.protocol,
@@ -71,9 +73,11 @@ impl<'a> Exchange<'a> {
             refusals: Vec::new(),
             resets: Vec::new(),
             errors: self.errors,
-            data: self.data,
+            errors_back: self.errors_back,
+            data: Vec::new(),
             sockets: Vec::new(),
-            left_out: sampled,
+            left_out: group.left_out(),
+            sampled_since_ns,
         }
     }
 }

@@ -3,9 +3,9 @@
 
 use std::cmp::Reverse;
 
-use super::{Flow, NEAR_BYTES, nearest_to_client, split_by_content};
+use super::{Flow, NEAR_BYTES, nearest_to_client};
 use crate::event::{NetnsId, TcpState};
-use crate::flow::copies::split;
+use crate::flow::copies::{split, transmissions};
 use crate::flow::table::FlowGroup;
 use crate::flow::{FiveTuple, Sighting, SocketSighting, TcpFlags};
 
@@ -24,6 +24,7 @@ struct Attempt<'a> {
     refusals: Vec<&'a Sighting>,
     resets: Vec<&'a Sighting>,
     errors: Vec<&'a Sighting>,
+    errors_back: Vec<&'a Sighting>,
     data: Vec<&'a Sighting>,
     sockets: Vec<&'a SocketSighting>,
     /// The namespaces that its packets passed; `None` is one that could not be told.
@@ -43,6 +44,7 @@ impl<'a> Attempt<'a> {
             refusals: Vec::new(),
             resets: Vec::new(),
             errors: Vec::new(),
+            errors_back: Vec::new(),
             data: Vec::new(),
             sockets: Vec::new(),
             netns: Vec::new(),
@@ -87,6 +89,8 @@ impl<'a> Attempt<'a> {
         if sighting.icmp.is_some() {
             if from_client {
                 self.errors.push(sighting);
+            } else {
+                self.errors_back.push(sighting);
             }
             return;
         }
@@ -136,8 +140,8 @@ impl<'a> Attempt<'a> {
 
     fn finish(self, group: &FlowGroup<'a>) -> Flow<'a> {
         let request = split(self.syns, false);
-        let reply = split_by_content(self.syn_acks, false);
-        let refusals = split_by_content(self.refusals, false);
+        let reply = transmissions(self.syn_acks, false);
+        let refusals = transmissions(self.refusals, false);
         let answers = reply.iter().chain(&refusals);
         let nearest = nearest_to_client(&request, answers).unwrap_or(self.forward[0]);
         Flow {
@@ -148,13 +152,15 @@ impl<'a> Attempt<'a> {
             forward: self.forward,
             request,
             reply,
-            ack: split_by_content(self.acks, false),
+            ack: transmissions(self.acks, false),
             refusals,
-            resets: split_by_content(self.resets, false),
+            resets: transmissions(self.resets, false),
             errors: self.errors,
+            errors_back: self.errors_back,
             data: self.data,
             sockets: self.sockets,
             left_out: group.left_out(),
+            sampled_since_ns: group.sampled_since_ns(),
         }
     }
 }

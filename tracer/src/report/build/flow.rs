@@ -5,8 +5,9 @@ use std::net::SocketAddr;
 use tracer_common::packet::IpProto;
 
 use super::super::{
-    At, Cause, Endpoint, Evidence, Exchange, Flow, Hop, HopTunnel, Leg, Loss, Outer, PacketKind,
-    Process, Protocol, Reset, Side, Stage, Translation, Tunnel, TunnelKind, Tuple, Verdict,
+    At, Cause, CauseCode, Endpoint, Evidence, Exchange, Flow, Hop, HopTunnel, Leg, Loss, Outer,
+    PacketKind, Process, Protocol, Reset, Side, Stage, Translation, Tunnel, TunnelKind, Tuple,
+    Verdict,
 };
 use super::Builder;
 use crate::event::{NetnsId, SocketHook, Symbol};
@@ -40,9 +41,9 @@ impl Builder<'_> {
             losses: judgement
                 .losses
                 .iter()
-                .map(|loss| self.loss(loss))
+                .map(|loss| self.loss(loss, attempt))
                 .collect(),
-            verdict: self.verdict(judgement),
+            verdict: self.verdict(judgement, attempt),
         }
     }
 
@@ -199,7 +200,7 @@ impl Builder<'_> {
         Some(self.analysis.devices.get(sighting.device()?)?.name.clone())
     }
 
-    fn loss(&self, loss: &verdict::Loss<'_>) -> Loss {
+    fn loss(&self, loss: &verdict::Loss<'_>, attempt: &Attempt<'_>) -> Loss {
         let place = Place {
             sighting: loss.sighting,
             stage: loss.diagnosis.stage,
@@ -208,19 +209,19 @@ impl Builder<'_> {
             packet: loss.packet,
             time: self.time(loss.sighting.time_ns),
             at: Some(self.at(place)),
-            cause: Some(self.cause(&loss.diagnosis, loss.sighting)),
+            cause: Some(self.cause(&loss.diagnosis, loss.sighting, attempt)),
             innocent: loss.innocent,
             why: loss.why.clone(),
         }
     }
 
-    fn verdict(&self, judgement: Judgement<'_>) -> Verdict {
+    fn verdict(&self, judgement: Judgement<'_>, attempt: &Attempt<'_>) -> Verdict {
         let cause = judgement.cause.as_ref().zip(judgement.at);
         Verdict {
             code: judgement.code,
             confidence: judgement.confidence,
             at: judgement.at.map(|place| self.at(place)),
-            cause: cause.map(|(cause, place)| self.cause(cause, place.sighting)),
+            cause: cause.map(|(cause, place)| self.cause(cause, place.sighting, attempt)),
             summary: judgement.summary,
             next: judgement.next,
         }
@@ -239,15 +240,22 @@ impl Builder<'_> {
         }
     }
 
-    fn cause(&self, cause: &Diagnosis, sighting: &Sighting) -> Cause {
+    fn cause(&self, cause: &Diagnosis, sighting: &Sighting, attempt: &Attempt<'_>) -> Cause {
         let death = match &sighting.point {
             Point::Drop(death) => Some(death),
             _ => None,
         };
-        let mtu = sighting
-            .device()
-            .and_then(|id| self.analysis.devices.get(id))
-            .map(|device| device.mtu);
+        let devices = &self.analysis.devices;
+        let here = || sighting.device().and_then(|id| devices.get(id));
+        let narrow = diagnosis::too_narrow(sighting, devices);
+        let mtu = narrow.or_else(here).map(|device| device.mtu);
+        let too_big = cause.code == CauseCode::Mtu;
+        let told: Vec<&Sighting> = attempt.too_big_errors(sighting).collect();
+        let arrived = |error: &&Sighting| {
+            let to = error.icmp.map(|icmp| icmp.to).zip(error.netns);
+            error.point == Point::Receive
+                && to.is_some_and(|(to, netns)| devices.is_local(netns, to))
+        };
         Cause {
             code: cause.code,
             drop_reason: death.and_then(|death| death.reason.clone()),
@@ -263,10 +271,10 @@ impl Builder<'_> {
                 .collect(),
             packet_len: Some(sighting.packet_len),
             mtu,
-            gso: None,
-            dont_fragment: None,
-            icmp_sent: None,
-            icmp_delivered: None,
+            gso: too_big.then_some(sighting.gso),
+            dont_fragment: too_big.then_some(sighting.dont_fragment),
+            icmp_sent: too_big.then_some(!told.is_empty()),
+            icmp_delivered: too_big.then_some(told.iter().any(arrived)),
         }
     }
 

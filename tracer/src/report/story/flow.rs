@@ -335,11 +335,13 @@ fn size(cause: &Cause) -> Option<Row> {
             "must not be fragmented",
             "may be fragmented",
         ),
-        said(cause.icmp_sent, "ICMP sent", "no ICMP sent"),
+        said(cause.icmp_sent, "ICMP says so", "no ICMP says so"),
         said(
-            cause.icmp_delivered,
-            "ICMP reached the sender",
-            "ICMP did not reach the sender",
+            cause
+                .icmp_delivered
+                .filter(|_| cause.icmp_sent == Some(true)),
+            "and reached the sender",
+            "and did not reach the sender",
         ),
     ]
     .into_iter()

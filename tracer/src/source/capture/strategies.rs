@@ -8,8 +8,8 @@ use proptest::option;
 use proptest::prelude::*;
 
 use crate::event::{
-    Death, DeviceId, Event, NetnsId, Process, Skb, SkbId, Socket, SocketHook, Symbol, TcpState,
-    What,
+    Again, Death, DeviceId, Event, NetnsId, Process, Skb, SkbId, Socket, SocketHook, Symbol,
+    TcpState, What,
 };
 use crate::fact::{Lookup, NeighbourState, NextHop, Prefix, Route, RouteKind, Way};
 use crate::record::{
@@ -187,6 +187,7 @@ fn socket() -> impl Strategy<Value = Socket> {
         state(),
         state(),
         option::of(process),
+        option::of(any::<(u32, u32)>()),
     )
         .prop_map(
             |(
@@ -194,6 +195,7 @@ fn socket() -> impl Strategy<Value = Socket> {
                 old_state,
                 new_state,
                 process,
+                again,
             )| Socket {
                 local_addr,
                 local_port,
@@ -202,6 +204,7 @@ fn socket() -> impl Strategy<Value = Socket> {
                 old_state,
                 new_state,
                 process,
+                again: again.map(|(snd_una, seq)| Again { snd_una, seq }),
             },
         )
 }
@@ -226,9 +229,10 @@ fn what() -> impl Strategy<Value = What> {
         skb().prop_map(|skb| What::Receive { skb }),
         skb().prop_map(|skb| What::Consume { skb }),
         (skb(), death).prop_map(|(skb, death)| What::Drop { skb, death }),
-        any::<(u64, i32)>().prop_map(|(id, result)| What::XmitFailed {
+        any::<(u64, i32, Option<u32>)>().prop_map(|(id, result, len_bytes)| What::XmitFailed {
             skb: SkbId(id),
-            result
+            result,
+            len_bytes
         }),
         (hook, socket()).prop_map(|(hook, socket)| What::Socket { hook, socket }),
     ]

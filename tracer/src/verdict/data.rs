@@ -1,0 +1,328 @@
+//! Judges what an established TCP connection carries: bytes that die on every try (`data_dropped`, `mtu_dropped`), and
+//! bytes that are sent again and again and never acknowledged (`stalled`).
+//!
+//! TCP loses segments by design, and sends them again: what was acknowledged in the end is no fault. So the question is
+//! asked for the first byte that the other end has not acknowledged.
+
+use super::diagnosis::Diagnosis;
+use super::finding::Finding;
+use super::lost::next_of;
+use super::{Scene, losses, words};
+use crate::codes::{CauseCode, Confidence, PacketKind, Stage, VerdictCode};
+use crate::event::Again;
+use crate::flow::copies::{End, Transmission, transmissions};
+use crate::flow::pairing::Flow;
+use crate::flow::{Point, Segment, Sighting, TcpFlags};
+
+/// Bytes that were sent so often and for so long without an acknowledgement are stuck, not slow: TCP's first timeouts are
+/// 0.2 s, 0.4 s and 0.8 s after each other where the way is short.
+const STALLED_COPIES: usize = 3;
+const STALLED_FOR_NS: u64 = 1_000_000_000;
+
+/// A death that nothing followed is final after this time, as in a handshake.
+const NOT_REPEATED_FOR_NS: u64 = super::ANSWER_AFTER_FIRST_NS;
+
+/// What is wrong with the data of a connection, if something is.
+pub(super) fn lost<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<'a>> {
+    let streams = [true, false].map(|from_client| Stream::new(flow, from_client));
+    let died = streams.iter().find_map(|stream| stream.died(flow, scene));
+    died.or_else(|| {
+        streams
+            .iter()
+            .find_map(|stream| stream.stalled(flow, scene))
+    })
+}
+
+/// What one end sends, and how much of it the other acknowledged.
+struct Stream<'a> {
+    from_client: bool,
+    /// The segments with data, sent again or not. A FIN that is lost harms nobody.
+    sent: Vec<Transmission<'a>>,
+    /// The segments of the other end.
+    back: Vec<Transmission<'a>>,
+    /// When the sender's socket sent what again. Never held back, unlike `sent`.
+    again: Vec<(u64, Again)>,
+}
+
+impl<'a> Stream<'a> {
+    fn new(flow: &Flow<'a>, from_client: bool) -> Self {
+        // The SYN-ACK is the first that acknowledges something, and the ACK may carry the first data.
+        let handshake = flow.reply.iter().chain(&flow.ack);
+        let handshake = handshake.flat_map(Transmission::sightings).copied();
+        let mut seen: Vec<&Sighting> = handshake.chain(flow.data.iter().copied()).collect();
+        seen.retain(|sighting| sighting.icmp.is_none());
+        seen.sort_by_key(|sighting| sighting.order());
+        let (own, other): (Vec<&Sighting>, Vec<&Sighting>) = seen
+            .into_iter()
+            .partition(|sighting| flow.is_from_client(sighting) == from_client);
+        let carries = |sighting: &&Sighting| sighting.segment().payload_len > 0;
+        Self {
+            from_client,
+            sent: transmissions(own.into_iter().filter(carries), false),
+            back: transmissions(other, false),
+            again: flow
+                .sockets
+                .iter()
+                .filter(|seen| flow.is_client(seen) == from_client)
+                .filter_map(|seen| Some((seen.time_ns, seen.socket.again?)))
+                .collect(),
+        }
+    }
+
+    /// The first byte that the other end is not known to have, by the acknowledgements that did not die. `None` where
+    /// none was seen: its packets may take another way.
+    fn first_unacknowledged(&self, scene: &Scene<'_>) -> Option<u32> {
+        let counts = |each: &&Transmission<'_>| {
+            each.first().segment().flags.has(TcpFlags::ACK)
+                && !matches!(scene.end(each), End::Died(at) if !losses::arrived(at))
+        };
+        let acks = self.back.iter().filter(counts);
+        acks.map(|each| each.first().segment().ack)
+            .chain(self.again.iter().map(|(_, again)| again.snd_una))
+            .reduce(|known, new| if is_after(new, known) { new } else { known })
+    }
+
+    /// The transmissions that carry a byte.
+    fn copies_of(&self, number: u32) -> Vec<&Transmission<'a>> {
+        let covers = |each: &&Transmission<'_>| {
+            let segment = each.first().segment();
+            number.wrapping_sub(segment.seq) < segment.payload_len
+        };
+        self.sent.iter().filter(covers).collect()
+    }
+
+    /// Bytes of which every copy died here, or whose acknowledgements did.
+    fn died(&self, flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<'a>> {
+        let unacknowledged = self.first_unacknowledged(scene);
+        let first_missing = self
+            .sent
+            .iter()
+            .filter(|each| death_of(each, flow, scene).is_some())
+            .map(|each| each.first().segment())
+            .filter(|segment| {
+                let end = segment.seq.wrapping_add(segment.payload_len);
+                unacknowledged.is_none_or(|known| is_after(end, known))
+            })
+            .map(|segment| match unacknowledged {
+                Some(known) if is_after(known, segment.seq) => known,
+                _ => segment.seq,
+            })
+            .reduce(|first, other| if is_after(first, other) { other } else { first });
+        let Some(number) = first_missing else {
+            return self.acknowledgements_died(flow, scene);
+        };
+        let copies = self.copies_of(number);
+        let deaths: Vec<&'a Sighting> = copies
+            .iter()
+            .filter_map(|each| death_of(each, flow, scene))
+            .collect();
+        let last = *deaths.last()?;
+        let is_final =
+            deaths.len() >= 2 || scene.now_ns.saturating_sub(last.time_ns) >= NOT_REPEATED_FOR_NS;
+        // A copy that went on may have arrived.
+        let all_died = deaths.len() == copies.len();
+        if !is_final || !all_died || !self.is_whole(flow, number, deaths.len(), scene) {
+            return None;
+        }
+        let what = format!(
+            "{} bytes from the {}{}",
+            last.segment().payload_len,
+            self.sender(),
+            self.position(last.segment(), flow)
+        );
+        finding(&what, copies.len(), last, scene)
+    }
+
+    /// Whether so many deaths are all that became of the segment that begins at a byte. Where packets that pass are not all
+    /// kept, the sender's socket says whenever it has handed the segment to a device again (`tcp_retransmit_skb` is silent
+    /// if the device refused it), and whether it still waited for it then.
+    fn is_whole(&self, flow: &Flow<'_>, number: u32, deaths: usize, scene: &Scene<'_>) -> bool {
+        if flow.sampled_since_ns.is_none() {
+            return true;
+        }
+        let of_it = self.again.iter().filter(|(_, again)| again.seq == number);
+        let last = self.again.last();
+        let moved_on = last.is_some_and(|(_, again)| is_after(again.snd_una, number));
+        self.sender_is_heard(scene) && !moved_on && deaths > of_it.count()
+    }
+
+    /// Whether the sender's socket is in view, so that it would tell of what it sends again.
+    fn sender_is_heard(&self, scene: &Scene<'_>) -> bool {
+        let begins_here = |at: &Sighting| {
+            let netns = at.netns.filter(|_| at.point == Point::Xmit);
+            netns.is_some_and(|netns| scene.devices().is_local(netns, at.tuple.src.ip()))
+        };
+        let mut sent = self.sent.iter();
+        scene.watches("tcp_retransmit_skb") && sent.any(|each| begins_here(each.first()))
+    }
+
+    /// The data arrived, and every acknowledgement of it died on the way back.
+    fn acknowledgements_died(&self, flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<'a>> {
+        let known = self.first_unacknowledged(scene)?;
+        let dead: Vec<&'a Sighting> = self
+            .back
+            .iter()
+            .filter(|each| is_after(each.first().segment().ack, known))
+            .filter(|each| each.first().segment().payload_len == 0)
+            .filter_map(|each| death_of(each, flow, scene))
+            .collect();
+        let last = *dead.last()?;
+        (dead.len() >= 2 && flow.sampled_since_ns.is_none())
+            .then(|| {
+                let what = format!("acknowledgements of what the {} sent", self.sender());
+                finding(&what, dead.len(), last, scene)
+            })
+            .flatten()
+    }
+
+    /// Bytes that are sent again and again, go on, and are never acknowledged.
+    fn stalled(&self, flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<'a>> {
+        let number = self.first_unacknowledged(scene)?;
+        if flow.sampled_since_ns.is_some() {
+            return self.stalled_by_socket(number, flow);
+        }
+        let copies = self.copies_of(number);
+        let (first, last) = (copies.first()?, copies.last()?);
+        let tried_for_ns = last.first().time_ns.saturating_sub(first.first().time_ns);
+        if copies.len() < STALLED_COPIES || tried_for_ns < STALLED_FOR_NS || self.was_reset(flow) {
+            return None;
+        }
+        let copies: Vec<Transmission<'a>> = copies.into_iter().cloned().collect();
+        let end = scene.end(scene.furthest(&copies)?);
+        let at = end.sighting();
+        let (fate, stage) = match end {
+            End::Left(_) => ("left this node", Stage::Egress),
+            End::Consumed(_) | End::Delivered(_) => ("arrived", Stage::LocalIn),
+            End::Vanished(_) => ("were last seen", Stage::Egress),
+            // Some copies went on and others died: the furthest says where.
+            End::Died(_) => ("died", Stage::Drop),
+        };
+        let summary = format!(
+            "stalled: {} bytes from the {}{} {fate} {}, were sent {} in {} and never acknowledged",
+            at.segment().payload_len,
+            self.sender(),
+            self.position(at.segment(), flow),
+            scene.place_words(at),
+            words::times(copies.len()),
+            words::duration(tried_for_ns)
+        );
+        let finding =
+            Finding::new(VerdictCode::Stalled, Confidence::Inferred, summary).at(at, stage);
+        Some(match scene.diagnose(at) {
+            Some(cause) => Finding {
+                next: next_of(at, &cause, scene),
+                ..finding
+            }
+            .because(cause),
+            None => Finding {
+                next: Some(format!(
+                    "compare `ip -s -s link` along the way, and trace at {}: large segments that vanish while small ones pass are an MTU problem",
+                    at.tuple.dst.ip()
+                )),
+                ..finding
+            },
+        })
+    }
+
+    /// As the sender's socket tells it, of a connection whose packets are not all kept.
+    fn stalled_by_socket(&self, number: u32, flow: &Flow<'a>) -> Option<Finding<'a>> {
+        let waits = |(_, again): &&(u64, Again)| again.snd_una == number && again.seq == number;
+        let again: Vec<u64> = self
+            .again
+            .iter()
+            .rev()
+            .take_while(waits)
+            .map(|each| each.0)
+            .collect();
+        let (last_ns, first_ns) = (again.first()?, again.last()?);
+        let tried_for_ns = last_ns.saturating_sub(*first_ns);
+        // The first copy was sent before the socket sent it again.
+        if again.len() + 1 < STALLED_COPIES || tried_for_ns < STALLED_FOR_NS || self.was_reset(flow)
+        {
+            return None;
+        }
+        let summary = format!(
+            "stalled: the {} sent the same bytes again {} in {}, and they were never acknowledged; their way is not known, since this connection's packets are not all kept",
+            self.sender(),
+            words::times(again.len()),
+            words::duration(tried_for_ns)
+        );
+        Some(Finding {
+            next: Some("trace it alone with `--all-packets`".to_owned()),
+            ..Finding::new(VerdictCode::Stalled, Confidence::Inferred, summary)
+        })
+    }
+
+    /// Whether the other end has said that the connection is over.
+    fn was_reset(&self, flow: &Flow<'_>) -> bool {
+        let by_other =
+            |reset: &Transmission<'_>| flow.is_from_client(reset.first()) != self.from_client;
+        flow.resets.iter().any(by_other)
+    }
+
+    const fn sender(&self) -> &'static str {
+        if self.from_client { "client" } else { "server" }
+    }
+
+    /// Which bytes of the stream they are, where its beginning was seen.
+    fn position(&self, segment: Segment, flow: &Flow<'_>) -> String {
+        let syn = if self.from_client {
+            flow.request.first()
+        } else {
+            flow.reply.first()
+        };
+        let Some(syn) = syn.map(|syn| syn.first().segment()) else {
+            return String::new();
+        };
+        let first = segment.seq.wrapping_sub(syn.seq);
+        match segment.payload_len {
+            1 => format!(" (byte {first})"),
+            len => format!(" (bytes {first}–{})", first.wrapping_add(len - 1)),
+        }
+    }
+}
+
+fn finding<'a>(
+    what: &str,
+    copies: usize,
+    last: &'a Sighting,
+    scene: &Scene<'_>,
+) -> Option<Finding<'a>> {
+    let cause: Diagnosis = scene.diagnose(last)?;
+    let (code, headline) = match cause.code {
+        CauseCode::Mtu => (VerdictCode::MtuDropped, "too big"),
+        _ => (VerdictCode::DataDropped, "data dropped"),
+    };
+    let summary = format!(
+        "{headline}: {what} killed {} {}, {}",
+        scene.place_words(last),
+        cause.phrase,
+        words::times(copies)
+    );
+    Some(
+        Finding {
+            next: next_of(last, &cause, scene),
+            ..Finding::new(code, Confidence::Proven, summary).at(last, cause.stage)
+        }
+        .because(cause),
+    )
+}
+
+/// Where a transmission died, if it did and that matters: not what TCP itself has no more use for, or refuses because
+/// the connection is over.
+fn death_of<'a>(
+    transmission: &Transmission<'a>,
+    flow: &Flow<'a>,
+    scene: &Scene<'_>,
+) -> Option<&'a Sighting> {
+    let End::Died(at) = scene.end(transmission) else {
+        return None;
+    };
+    let innocent = losses::innocent_because(PacketKind::Data, at, flow).is_some();
+    (!innocent && !losses::is_refused_by_tcp(at)).then_some(at)
+}
+
+/// Whether one sequence number comes after another.
+const fn is_after(one: u32, other: u32) -> bool {
+    one.wrapping_sub(other).cast_signed() > 0
+}
