@@ -1650,3 +1650,22 @@ fn an_ack_and_the_data_after_it_die_of_one_moment() {
         assert!(judgement.is_final);
     });
 }
+
+#[test]
+fn an_icmp_error_about_a_reply_belongs_to_its_attempt() {
+    let mut story = Story::whole();
+    story.syn(0, &THERE);
+    story.syn_ack(1, &BACK[..4]);
+    story.icmp = Some(IcmpError {
+        version: 4,
+        kind: 3,
+        code: 1,
+        from: IpAddr::V4(Ipv4Addr::new(192, 168, 0, 1)),
+        to: story.server.ip(),
+    });
+    story.see(2, false, syn_ack(1), &THERE[2..6], None);
+    let group = story.analysis.flows.groups().next().expect("a group");
+    let flows = flows(&group);
+    assert_eq!(flows.len(), 1);
+    assert_eq!(flows[0].errors_back.len(), 4);
+}

@@ -218,9 +218,9 @@ const SYN_SENT_LEAD_NS: u64 = 1_000_000;
 /// The attempt that a packet other than a SYN belongs to, or `None` if it came before every one of them.
 fn attempt_of(sighting: &Sighting, attempts: &[Attempt<'_>]) -> Option<usize> {
     let segment = sighting.segment();
+    // Or an ICMP error that quotes an answer.
     let answers = |attempt: &Attempt<'_>| {
-        sighting.icmp.is_none()
-            && (segment.is_syn_ack() || segment.is_reset())
+        (segment.is_syn_ack() || segment.is_reset())
             && attempt.forward.contains(&sighting.tuple.reversed())
             && attempt.is_after_syn(segment.ack)
     };
