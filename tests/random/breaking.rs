@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 use tracer::lab::{Family, Netns, VNI};
 
-use crate::fault::{Fault, Kind, Packet, Route, Scope, What};
-use crate::network::{Network, WRONG_MAC};
+use crate::fault::{Carrier, Fault, Kind, Packet, Route, Scope, What};
+use crate::network::{DNS_PORT, Network, WRONG_MAC};
 use crate::shape::{Direction, Spot, Table, Target};
 
 /// How many packets, by the client's port.
@@ -40,12 +40,12 @@ pub fn apply(network: &Network, number: usize, fault: &Fault) -> Result<()> {
                 .unwrap_or_default();
             let selected = selection(network, spot.is_outer, *what, *scope);
             let rule = format!("{selected} {sometimes}{{count}} drop");
-            add_rule(network, number, spot, what.direction(), &rule)
+            add_rule(network, number, spot, *what, &rule)
         }
         Kind::Reject { spot, with, scope } => {
             let selected = selection(network, false, What::Only(Packet::Syn), *scope);
             let rule = format!("{selected} {{count}} reject with {with}");
-            add_rule(network, number, spot, Direction::Request, &rule)
+            add_rule(network, number, spot, What::Only(Packet::Syn), &rule)
         }
         Kind::Route {
             netns,
@@ -197,20 +197,9 @@ fn other_tunnel(network: &Network, direction: Direction, parameters: &str) -> Re
 }
 
 /// Puts a rule at a spot; `{count}` in it becomes what counts the packets by the client's port.
-fn add_rule(
-    network: &Network,
-    number: usize,
-    spot: &Spot,
-    direction: Direction,
-    rule: &str,
-) -> Result<()> {
+fn add_rule(network: &Network, number: usize, spot: &Spot, what: What, rule: &str) -> Result<()> {
     let table = table_of(number, spot);
-    let port = client_port(network, spot.is_outer, direction);
-    let kind = if spot.is_outer {
-        format!("typeof {port}")
-    } else {
-        "type inet_service".to_owned()
-    };
+    let port = client_port(network, spot.is_outer, what);
     let device = match spot.table {
         Table::Netdev(device) => format!("device {device} "),
         _ => String::new(),
@@ -218,7 +207,7 @@ fn add_rule(
     let hook = spot.hook;
     Ok(network.namespaces[spot.netns].nft(&format!(
         "add table {table}\n\
-         add set {table} taken {{ {kind}; size 65535; flags dynamic; }}\n\
+         add set {table} taken {{ typeof {port}; size 65535; flags dynamic; }}\n\
          add chain {table} rules {{ type filter hook {hook} {device}priority 0; }}\n\
          add rule {table} rules {}\n",
         rule.replace("{count}", &format!("update @taken {{ {port} counter }}"))
@@ -235,33 +224,54 @@ fn inner_bits(network: &Network) -> (u32, u32) {
     }
 }
 
-fn client_port(network: &Network, is_outer: bool, direction: Direction) -> String {
-    let (tcp, _) = inner_bits(network);
-    match (is_outer, direction) {
-        (false, Direction::Request) => "tcp sport".to_owned(),
-        (false, Direction::Reply) => "tcp dport".to_owned(),
-        (true, Direction::Request) => format!("@th,{tcp},16"),
-        (true, Direction::Reply) => format!("@th,{},16", tcp + 16),
+/// What names the client: its port, or the number of its echo.
+fn client_port(network: &Network, is_outer: bool, what: What) -> String {
+    let (ports, _) = inner_bits(network);
+    let from_client = what.direction() == Direction::Request;
+    match (is_outer, what.carrier()) {
+        (_, Carrier::Echo) => format!("{} id", icmp(network)),
+        (true, _) => format!("@th,{},16", if from_client { ports } else { ports + 16 }),
+        (false, carrier) => {
+            let protocol = if carrier == Carrier::Udp {
+                "udp"
+            } else {
+                "tcp"
+            };
+            let end = if from_client { "sport" } else { "dport" };
+            format!("{protocol} {end}")
+        }
+    }
+}
+
+/// nftables' name of ICMP.
+fn icmp(network: &Network) -> &'static str {
+    match network.shape.family {
+        Family::V4 => "icmp",
+        Family::V6 => "icmpv6",
     }
 }
 
 /// The match for the packets that a rule takes.
 fn selection(network: &Network, is_outer: bool, what: What, scope: Scope) -> String {
-    let (tcp, protocol) = inner_bits(network);
-    let direction = what.direction();
-    let server_port = match (is_outer, direction) {
-        (false, Direction::Request) => "tcp dport".to_owned(),
-        (false, Direction::Reply) => "tcp sport".to_owned(),
-        (true, Direction::Request) => format!("@th,{},16", tcp + 16),
-        (true, Direction::Reply) => format!("@th,{tcp},16"),
-    };
+    let (transport, protocol) = inner_bits(network);
+    let from_client = what.direction() == Direction::Request;
+    let carrier = what.carrier();
+    if carrier == Carrier::Echo {
+        let kind = if from_client { "request" } else { "reply" };
+        return format!("{} type echo-{kind}", icmp(network));
+    }
     let mut words = Vec::new();
+    let (name, number) = if carrier == Carrier::Udp {
+        ("udp", 17)
+    } else {
+        ("tcp", 6)
+    };
     if is_outer {
-        words.push(format!("udp dport 4789 @th,{protocol},8 6"));
+        words.push(format!("udp dport 4789 @th,{protocol},8 {number}"));
     }
     let flags = |mask: u8, value: u8| {
         if is_outer {
-            format!("@th,{},8 & {mask} == {value}", tcp + 13 * 8)
+            format!("@th,{},8 & {mask} == {value}", transport + 13 * 8)
         } else {
             format!("tcp flags & {mask} == {value}")
         }
@@ -270,23 +280,35 @@ fn selection(network: &Network, is_outer: bool, what: What, scope: Scope) -> Str
         What::Only(Packet::Syn) => words.push(flags(0x17, 0x02)),
         What::Only(Packet::SynAck) => words.push(flags(0x17, 0x12)),
         What::Only(Packet::Ack) => words.push(flags(0x16, 0x10)),
-        What::AllFrom(_) => {}
+        What::AllFrom(_) | What::Datagrams(_) | What::Echoes(_) => {}
     }
+    let server_port = if is_outer {
+        format!(
+            "@th,{},16",
+            if from_client {
+                transport + 16
+            } else {
+                transport
+            }
+        )
+    } else {
+        format!("{name} {}", if from_client { "dport" } else { "sport" })
+    };
     let targets: &[Target] = match &scope {
         Scope::Asking(target) => &[*target],
         Scope::Everybody | Scope::From(_) => &Target::ALL,
     };
-    let ports: Vec<String> = targets
-        .iter()
-        .flat_map(|target| [target.port(), target.service_port()])
-        .map(|port| port.to_string())
-        .collect();
+    let ports: Vec<String> = match carrier {
+        Carrier::Udp => vec![DNS_PORT.to_string()],
+        _ => targets
+            .iter()
+            .flat_map(|target| [target.port(), target.service_port()])
+            .map(|port| port.to_string())
+            .collect(),
+    };
     words.push(format!("{server_port} {{ {} }}", ports.join(", ")));
     if let Scope::From(port) = scope {
-        words.push(format!(
-            "{} {port}",
-            client_port(network, is_outer, direction)
-        ));
+        words.push(format!("{} {port}", client_port(network, is_outer, what)));
     }
     words.join(" ")
 }
@@ -302,26 +324,28 @@ pub fn taken(network: &Network, number: usize, fault: &Fault) -> Result<ByPort> 
     }
 }
 
-/// Counts, in both pods, what each port sends and what arrives: the truth that no tracer has a part in.
-pub fn count_handshakes(network: &Network) -> Result<()> {
-    for (pod, hooks) in [
-        (
-            network.pod_a(),
-            [
-                ("output", Packet::Syn, "syn"),
-                ("output", Packet::Ack, "ack"),
-                ("prerouting", Packet::SynAck, "synack"),
-            ],
-        ),
-        (
-            network.pod_b(),
-            [
-                ("prerouting", Packet::Syn, "syn"),
-                ("prerouting", Packet::Ack, "ack"),
-                ("output", Packet::SynAck, "synack"),
-            ],
-        ),
-    ] {
+/// Every kind of packet that the pods count, with the name of its set.
+const COUNTED: [(What, &str); 7] = [
+    (What::Only(Packet::Syn), "syn"),
+    (What::Only(Packet::SynAck), "synack"),
+    (What::Only(Packet::Ack), "ack"),
+    (What::Datagrams(Direction::Request), "query"),
+    (What::Datagrams(Direction::Reply), "answer"),
+    (What::Echoes(Direction::Request), "ping"),
+    (What::Echoes(Direction::Reply), "pong"),
+];
+
+/// The pods that send and get the packets of a direction.
+fn ends(network: &Network, what: What) -> (&Netns, &Netns) {
+    match what.direction() {
+        Direction::Request => (network.pod_a(), network.pod_b()),
+        Direction::Reply => (network.pod_b(), network.pod_a()),
+    }
+}
+
+/// Counts, in both pods, what each client sends and what arrives: the truth that no tracer has a part in.
+pub fn count_packets(network: &Network) -> Result<()> {
+    for pod in [network.pod_a(), network.pod_b()] {
         let mut rules = String::from("add table inet truth\n");
         for hook in ["output", "prerouting"] {
             writeln!(
@@ -329,13 +353,15 @@ pub fn count_handshakes(network: &Network) -> Result<()> {
                 "add chain inet truth {hook} {{ type filter hook {hook} priority -300; }}"
             )?;
         }
-        for (hook, packet, set) in hooks {
-            let selected = selection(network, false, What::Only(packet), Scope::Everybody);
-            let port = client_port(network, false, packet.direction());
-            write!(
+        for (what, set) in COUNTED {
+            let sends = ends(network, what).0.name() == pod.name();
+            let hook = if sends { "output" } else { "prerouting" };
+            let selected = selection(network, false, what, Scope::Everybody);
+            let client = client_port(network, false, what);
+            writeln!(
                 rules,
-                "add set inet truth {set} {{ type inet_service; size 65535; flags dynamic; }}\n\
-                 add rule inet truth {hook} {selected} update @{set} {{ {port} counter }}\n"
+                "add set inet truth {set} {{ typeof {client}; size 65535; flags dynamic; }}\n\
+                 add rule inet truth {hook} {selected} update @{set} {{ {client} counter }}"
             )?;
         }
         pod.nft(&rules)?;
@@ -344,31 +370,32 @@ pub fn count_handshakes(network: &Network) -> Result<()> {
 }
 
 /// What the pods counted.
-#[derive(Clone, Debug, Default)]
-pub struct Handshakes {
-    sent: [ByPort; 3],
-    arrived: [ByPort; 3],
+#[derive(Clone, Debug)]
+pub struct Counted {
+    /// Each kind of packet, as it was sent and as it arrived.
+    packets: Vec<(What, ByPort, ByPort)>,
 }
 
-impl Handshakes {
+impl Counted {
     pub fn read(network: &Network) -> Result<Self> {
-        let (a, b) = (network.pod_a(), network.pod_b());
-        let set = |pod, name: &str| read_set(pod, &format!("inet truth {name}"));
-        Ok(Self {
-            sent: [set(a, "syn")?, set(b, "synack")?, set(a, "ack")?],
-            arrived: [set(b, "syn")?, set(a, "synack")?, set(b, "ack")?],
+        let packets = COUNTED
+            .into_iter()
+            .map(|(what, set)| {
+                let (sender, receiver) = ends(network, what);
+                let set = format!("inet truth {set}");
+                Ok((what, read_set(sender, &set)?, read_set(receiver, &set)?))
+            })
+            .collect::<Result<_>>()?;
+        Ok(Self { packets })
+    }
+
+    /// How many packets of a client were sent, and how many arrived.
+    pub fn of(&self, what: What, client: u16) -> (u64, u64) {
+        let counts = self.packets.iter().find(|(of, ..)| *of == what);
+        counts.map_or((0, 0), |(_, sent, arrived)| {
+            let count = |counts: &ByPort| counts.get(&client).copied().unwrap_or(0);
+            (count(sent), count(arrived))
         })
-    }
-
-    pub fn sent(&self, packet: Packet, port: u16) -> u64 {
-        self.sent[packet as usize].get(&port).copied().unwrap_or(0)
-    }
-
-    pub fn arrived(&self, packet: Packet, port: u16) -> u64 {
-        self.arrived[packet as usize]
-            .get(&port)
-            .copied()
-            .unwrap_or(0)
     }
 }
 

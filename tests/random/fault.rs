@@ -30,15 +30,39 @@ impl Packet {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     Only(Packet),
-    /// Everything that one side sends.
+    /// Everything that one side sends over TCP.
     AllFrom(Direction),
+    /// DNS queries, or their answers.
+    Datagrams(Direction),
+    /// ICMP echo requests, or their replies.
+    Echoes(Direction),
+}
+
+/// What a connection or an exchange is made of, and what a fault takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carrier {
+    Tcp,
+    Udp,
+    Echo,
+    /// All of them.
+    Any,
 }
 
 impl What {
+    pub fn carrier(self) -> Carrier {
+        match self {
+            Self::Only(_) | Self::AllFrom(_) => Carrier::Tcp,
+            Self::Datagrams(_) => Carrier::Udp,
+            Self::Echoes(_) => Carrier::Echo,
+        }
+    }
+
     pub fn direction(self) -> Direction {
         match self {
             Self::Only(packet) => packet.direction(),
-            Self::AllFrom(direction) => direction,
+            Self::AllFrom(direction) | Self::Datagrams(direction) | Self::Echoes(direction) => {
+                direction
+            }
         }
     }
 }
@@ -69,7 +93,9 @@ pub enum Effect {
 /// A place where packets die.
 #[derive(Clone, Debug)]
 pub struct Killer {
+    /// What it takes; of what is not TCP, a request stands for the SYN and a reply for the SYN-ACK.
     pub packet: Packet,
+    pub carrier: Carrier,
     pub effect: Effect,
     pub scope: Scope,
     pub netns: usize,
@@ -205,6 +231,17 @@ impl Fault {
         }
     }
 
+    /// What it is about.
+    pub fn carrier(&self) -> Carrier {
+        match &self.kind {
+            Kind::Drop { what, .. } => what.carrier(),
+            Kind::Reject { .. } | Kind::NoListener | Kind::QueueFull | Kind::NobodyThere => {
+                Carrier::Tcp
+            }
+            _ => Carrier::Any,
+        }
+    }
+
     /// Its row in the table.
     pub fn label(&self) -> &'static str {
         let row = self.kind.label();
@@ -222,6 +259,7 @@ impl Fault {
     pub fn killers(&self, number: usize, shape: Shape) -> Vec<Killer> {
         let mut killers = self.kind.killers(number, shape);
         for killer in &mut killers {
+            killer.carrier = self.carrier();
             killer.from_ms = self.from_ms;
             killer.until_ms = self.until_ms;
         }
@@ -253,11 +291,21 @@ fn choose_rule(rng: &mut Rng, shape: Shape, port: u16) -> Kind {
         What::Only(Packet::Ack),
         What::AllFrom(Direction::Request),
         What::AllFrom(Direction::Reply),
+        What::Datagrams(Direction::Request),
+        What::Datagrams(Direction::Reply),
+        What::Echoes(Direction::Request),
+        What::Echoes(Direction::Reply),
     ]);
+    let mut spots = shape.spots(what.direction());
+    // Inside a tunnel only ports are told apart.
+    spots.retain(|spot| !spot.is_outer || what.carrier() != Carrier::Echo);
     Kind::Drop {
-        spot: rng.pick(&shape.spots(what.direction())),
+        spot: rng.pick(&spots),
         what,
-        scope: choose_scope(rng, port),
+        scope: match what.carrier() {
+            Carrier::Tcp => choose_scope(rng, port),
+            _ => Scope::Everybody,
+        },
         percent: rng.chance(20).then(|| rng.between(30, 80)),
     }
 }
@@ -393,6 +441,14 @@ impl Kind {
                 what: What::AllFrom(Direction::Reply),
                 ..
             } => "rule drops all from the server",
+            Self::Drop {
+                what: What::Datagrams(_),
+                ..
+            } => "rule drops DNS",
+            Self::Drop {
+                what: What::Echoes(_),
+                ..
+            } => "rule drops echoes",
             Self::Reject { .. } => "rule rejects SYN",
             Self::Route {
                 route: Route::Nobody,
@@ -420,6 +476,7 @@ impl Kind {
                 Direction::Request => Packet::Syn,
                 Direction::Reply => Packet::SynAck,
             },
+            carrier: Carrier::Any,
             effect: Effect::Dies,
             scope: Scope::Everybody,
             netns,
@@ -461,7 +518,12 @@ impl Kind {
                 let packets: &[Packet] = match what {
                     What::Only(packet) => &[*packet],
                     What::AllFrom(Direction::Request) => &[Packet::Syn, Packet::Ack],
-                    What::AllFrom(Direction::Reply) => &[Packet::SynAck],
+                    What::Datagrams(Direction::Request) | What::Echoes(Direction::Request) => {
+                        &[Packet::Syn]
+                    }
+                    What::AllFrom(Direction::Reply)
+                    | What::Datagrams(Direction::Reply)
+                    | What::Echoes(Direction::Reply) => &[Packet::SynAck],
                 };
                 packets
                     .iter()

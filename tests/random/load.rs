@@ -64,8 +64,11 @@ pub struct Load {
     pub short: u64,
     /// Connections to another server from one port, one after another.
     pub reused: u64,
-    /// Datagrams with and without an answer.
+    /// Datagrams to a port on which nobody listens.
     pub datagrams: bool,
+    /// DNS queries.
+    pub queries: u16,
+    pub echo: bool,
 }
 
 impl Load {
@@ -76,6 +79,12 @@ impl Load {
         }
         let mut load = Self {
             main,
+            queries: if rng.chance(40) {
+                rng.pick(&[1, 2, 5])
+            } else {
+                0
+            },
+            echo: rng.chance(40),
             before: rng.pick(&[0, 0, 1, 5]),
             ..Self::default()
         };

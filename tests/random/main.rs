@@ -5,6 +5,7 @@
 //! view; `judge` holds what was said against it. The same seed gives the same runs.
 
 mod breaking;
+mod exchange;
 mod fault;
 mod judge;
 mod load;

@@ -13,6 +13,8 @@ const POD_B: u8 = 2;
 const TUNNEL: u8 = 0;
 /// The network of `node-a` and the first router; every router opens the next one.
 const FIRST_UPLINK: u8 = 101;
+/// Where DNS queries are answered.
+pub const DNS_PORT: u16 = 53;
 /// Nobody has this host number in any network.
 const NOBODY: u8 = 77;
 /// `vx0` on node-a and on node-b.
@@ -326,6 +328,12 @@ impl Network {
                 service.port()
             )?;
         }
+        writeln!(
+            rules,
+            "add rule {ip} nat prerouting {ip} daddr {} udp dport {DNS_PORT} dnat to {}",
+            self.plan.service(DNS_PORT).ip(),
+            self.plan.server(DNS_PORT),
+        )?;
         if self.shape.nat == Nat::Both {
             let device = if self.shape.tunnel { "vx0" } else { "ens0" };
             // What the node itself sends (the tunnel's packets) has its own address already.
@@ -348,6 +356,14 @@ impl Network {
         match target {
             Target::Nobody => self.plan.nobody(target.port()),
             _ => self.plan.server(target.port()),
+        }
+    }
+
+    /// Where the client sends DNS queries.
+    pub fn resolver(&self) -> SocketAddr {
+        match self.shape.nat {
+            Nat::None => self.plan.server(DNS_PORT),
+            _ => self.plan.service(DNS_PORT),
         }
     }
 

@@ -2,21 +2,22 @@
 //! connection, held against the truth.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use serde_json::Value;
-use tracer::lab::{Server, listen, sandbox};
+use tracer::lab::{Server, UdpServer, answer_dns, listen, sandbox};
 
-use crate::breaking::{self, Handshakes};
-use crate::fault::{CHANGE_MS, Fault, Scope};
+use crate::breaking::{self, Counted};
+use crate::exchange::{self, Exchange};
+use crate::fault::{CHANGE_MS, Carrier, Fault, Scope};
 use crate::judge::{Judgement, judge};
 use crate::load::{self, Connection, End, FIRST_PORT, Load};
-use crate::network::Network;
+use crate::network::{DNS_PORT, Network};
 use crate::rng::Rng;
 use crate::shape::{Shape, Target};
 use crate::truth::{Facts, Seen};
@@ -73,6 +74,11 @@ impl Scenario {
             // A server that waits for an ACK drops the SYN of the next connection from that port: another fault.
             load.reused = 0;
         }
+        let is_about = |carrier| faults.iter().any(|fault| fault.carrier() == carrier);
+        if is_about(Carrier::Udp) {
+            load.queries = load.queries.max(3);
+        }
+        load.echo |= is_about(Carrier::Echo);
         let mut views = vec![View::choose(&mut rng)];
         if rng.chance(60) {
             views.push(View::choose(&mut rng));
@@ -100,13 +106,15 @@ impl Scenario {
         let _main = Server::start(network.pod_b(), network.backend(Target::Main))?;
         let _other = Server::start(network.pod_b(), network.backend(Target::Other))?;
         let _full = listen(network.pod_b(), network.backend(Target::Full), 0)?;
+        let resolver = SocketAddr::new(network.plan.server(0).ip(), DNS_PORT);
+        let _resolver = UdpServer::start(network.pod_b(), resolver, answer_dns)?;
         let warm = load::warm_up(network);
         ensure!(
             warm.end == End::Connected,
             "the network does not work while it is healthy: {:?}",
             warm.end
         );
-        breaking::count_handshakes(network)?;
+        breaking::count_packets(network)?;
         let mut observers = Vec::new();
         for (number, view) in self.views.iter().enumerate() {
             observers.push(Observer::start(*view, number, network, directory)?);
@@ -127,17 +135,28 @@ impl Scenario {
         }
         let faults_began = Instant::now();
         let done = Mutex::new(connections);
-        thread::scope(|scope| {
+        let exchanges = thread::scope(|scope| -> Result<Vec<Exchange>> {
             load::start(scope, network, &self.load, self.target(), &done);
-            self.keep_time(network, faults_began, &mut observers)
+            let queries = scope.spawn(|| exchange::queries(network, self.load.queries));
+            let echo = scope.spawn(|| self.load.echo.then(|| exchange::echo(network)));
+            self.keep_time(network, faults_began, &mut observers)?;
+            let mut exchanges = queries.join().map_err(|_| anyhow!("queries panicked"))??;
+            exchanges.extend(echo.join().map_err(|_| anyhow!("the echo panicked"))?);
+            Ok(exchanges)
         })?;
         thread::sleep(SETTLE);
+        // A query's deadline is later than any of TCP's.
+        let latest = exchanges.iter().map(|each| each.began + each.deadline());
+        if let Some(latest) = latest.max() {
+            let until = latest + Duration::from_millis(300);
+            thread::sleep(until.saturating_duration_since(Instant::now()));
+        }
         for observer in &mut observers {
             observer.end()?;
         }
         let mut connections = done.into_inner().unwrap_or_else(PoisonError::into_inner);
         connections.sort_by_key(|connection| connection.began);
-        let handshakes = Handshakes::read(network)?;
+        let counted = Counted::read(network)?;
         let taken = self
             .faults
             .iter()
@@ -154,7 +173,7 @@ impl Scenario {
             shape: self.shape,
             killers: &killers,
             taken: &taken,
-            handshakes: &handshakes,
+            counted: &counted,
             faults_began,
         };
         let mut outcome = Outcome {
@@ -168,10 +187,11 @@ impl Scenario {
                 format!("{:#}", observed.report),
             )?;
             self.hold(&observed, &connections, &facts, network, &mut outcome)?;
+            self.hold_exchanges(&observed, &exchanges, &facts, network, &mut outcome)?;
         }
         std::fs::write(
             directory.join("truth.txt"),
-            format!("{self}\n{connections:#?}\n{handshakes:?}\n{taken:?}\n"),
+            format!("{self}\n{connections:#?}\n{counted:?}\n{exchanges:#?}\n{taken:?}\n"),
         )?;
         Ok(outcome)
     }
@@ -297,11 +317,69 @@ impl Scenario {
         Ok(())
     }
 
+    /// Judges all that one view said of queries and echoes.
+    fn hold_exchanges(
+        &self,
+        observed: &Observed,
+        exchanges: &[Exchange],
+        facts: &Facts<'_>,
+        network: &Network,
+        outcome: &mut Outcome,
+    ) -> Result<()> {
+        let report = &observed.report;
+        let flows = report["flows"].as_array().context("flows")?;
+        let is_clean = report.pointer("/ledger/clean") == Some(&Value::Bool(true));
+        let seen = Seen {
+            range: observed.view.range(self.shape),
+            closed: observed.closed,
+        };
+        for exchange in exchanges {
+            if exchange.began > seen.closed.1 {
+                continue;
+            }
+            let is_it = |flow: &&Value| {
+                let addr = flow.pointer("/client/addr").and_then(Value::as_str);
+                let addr = addr.and_then(|addr| addr.parse::<IpAddr>().ok());
+                let is_ours = addr.is_some_and(|addr| network.plan.owns(addr));
+                let (protocol, port) = (flow["protocol"].as_str(), &flow["client"]["port"]);
+                is_ours
+                    && match exchange.carrier {
+                        Carrier::Echo => protocol.is_some_and(|name| name.starts_with("icmp")),
+                        _ => protocol == Some("udp") && *port == exchange.client,
+                    }
+            };
+            let told: Vec<&Value> = flows.iter().filter(is_it).collect();
+            if told.len() > 1 {
+                outcome.complaints.push(format!(
+                    "{}: {} flows of {exchange:?}",
+                    observed.view,
+                    told.len()
+                ));
+            }
+            let truth = facts.truth_of_exchange(exchange, seen);
+            outcome.verdicts.push(Verdict {
+                fault: if facts.concerns_exchange(exchange) {
+                    self.fault_row()
+                } else {
+                    "healthy"
+                },
+                view: observed.view,
+                judgement: judge(told.first().copied(), &truth, is_clean),
+                port: exchange.client,
+            });
+        }
+        Ok(())
+    }
+
     /// The row of the table that a connection belongs to.
     fn row(&self, connection: &Connection, facts: &Facts<'_>) -> &'static str {
         if connection.is_before_faults || !facts.concerns(connection) {
             return "healthy";
         }
+        self.fault_row()
+    }
+
+    fn fault_row(&self) -> &'static str {
         match &self.faults[..] {
             [] => "healthy",
             [fault] => fault.label(),
@@ -321,5 +399,27 @@ impl fmt::Display for Scenario {
             writeln!(f, "view:    {view}")?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Scenario;
+
+    #[test]
+    fn the_same_seed_gives_the_same_runs_and_every_fault_kills_somewhere_on_the_way() {
+        for run in 0..500 {
+            let scenario = Scenario::choose(7, run);
+            let again = Scenario::choose(7, run);
+            assert_eq!(format!("{scenario:?}"), format!("{again:?}"));
+            for (number, fault) in scenario.faults.iter().enumerate() {
+                let killers = fault.killers(number, scenario.shape);
+                assert!(!killers.is_empty(), "{fault}");
+                for killer in killers {
+                    assert!(killer.netns <= scenario.shape.last(), "{fault}");
+                    assert!(!killer.causes.is_empty(), "{fault}");
+                }
+            }
+        }
     }
 }

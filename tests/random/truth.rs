@@ -3,8 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::breaking::{ByPort, Handshakes};
-use crate::fault::{Effect, Killer, Packet, Scope};
+use crate::breaking::{ByPort, Counted};
+use crate::exchange::Exchange;
+use crate::fault::{Carrier, Effect, Killer, Packet, Scope, What};
 use crate::load::{Connection, End};
 use crate::shape::{Direction, Shape};
 
@@ -54,7 +55,7 @@ pub struct Facts<'a> {
     pub killers: &'a [Killer],
     /// What the rule of each fault took.
     pub taken: &'a [ByPort],
-    pub handshakes: &'a Handshakes,
+    pub counted: &'a Counted,
     pub faults_began: Instant,
 }
 
@@ -94,26 +95,30 @@ impl Facts<'_> {
             let since = |ms| self.faults_began.checked_add(Duration::from_millis(ms));
             let is_over = since(killer.until_ms)
                 .is_some_and(|until| until + HEALED_WITHIN < connection.began);
-            in_scope && (killer.counted.is_some() || !is_over)
+            let is_carried = matches!(killer.carrier, Carrier::Tcp | Carrier::Any);
+            is_carried && in_scope && (killer.counted.is_some() || !is_over)
         };
         self.killers.iter().filter(met).collect()
     }
 
     /// What became of the packets of a kind.
-    fn fates<'k>(&self, packet: Packet, relevant: &[&'k Killer], port: u16) -> Vec<Fate<'k>> {
-        let counted = |number: usize| self.taken[number].get(&port).copied().unwrap_or(0);
+    fn fates<'k>(&self, what: What, relevant: &[&'k Killer], client: u16) -> Vec<Fate<'k>> {
+        let packet = match what {
+            What::Only(packet) => packet,
+            _ if what.direction() == Direction::Request => Packet::Syn,
+            _ => Packet::SynAck,
+        };
+        let taken = |number: usize| self.taken[number].get(&client).copied().unwrap_or(0);
         let mine = |killer: &&&Killer| {
             killer.packet == packet && matches!(killer.effect, Effect::Dies | Effect::Rejected)
         };
         let mine: Vec<&Killer> = relevant.iter().filter(mine).copied().collect();
-        let lost = self
-            .handshakes
-            .sent(packet, port)
-            .saturating_sub(self.handshakes.arrived(packet, port));
+        let (sent, arrived) = self.counted.of(what, client);
+        let lost = sent.saturating_sub(arrived);
         let explained: u64 = mine
             .iter()
             .filter(|killer| !killer.behind_counter)
-            .filter_map(|killer| killer.counted.map(counted))
+            .filter_map(|killer| killer.counted.map(taken))
             .sum();
         let left = lost.saturating_sub(explained);
         let uncounted = mine
@@ -123,7 +128,7 @@ impl Facts<'_> {
         let fate = |killer: &&'k Killer| Fate {
             killer,
             count: match killer.counted {
-                Some(number) => Some(counted(number)),
+                Some(number) => Some(taken(number)),
                 None if left == 0 => Some(0),
                 None if uncounted == 1 => Some(left),
                 None => None,
@@ -134,13 +139,91 @@ impl Facts<'_> {
     }
 
     /// How many packets of a kind got past everything.
-    fn passed(&self, packet: Packet, fates: &[Fate<'_>], port: u16) -> u64 {
+    fn passed(&self, what: What, fates: &[Fate<'_>], client: u16) -> u64 {
         let behind: u64 = fates
             .iter()
             .filter(|fate| fate.killer.behind_counter)
             .filter_map(|fate| fate.count)
             .sum();
-        self.handshakes.arrived(packet, port).saturating_sub(behind)
+        let (_, arrived) = self.counted.of(what, client);
+        arrived.saturating_sub(behind)
+    }
+
+    /// The killers that an exchange may have met.
+    fn relevant_to(&self, exchange: &Exchange) -> Vec<&Killer> {
+        let met = |killer: &&Killer| {
+            let is_carried = killer.carrier == exchange.carrier || killer.carrier == Carrier::Any;
+            is_carried && killer.scope == Scope::Everybody
+        };
+        self.killers.iter().filter(met).collect()
+    }
+
+    /// Whether an exchange may have met a fault.
+    pub fn concerns_exchange(&self, exchange: &Exchange) -> bool {
+        !self.relevant_to(exchange).is_empty()
+    }
+
+    /// What may be said of an exchange by those who saw this much.
+    pub fn truth_of_exchange(&self, exchange: &Exchange, seen: Seen) -> Truth {
+        let since = |at: Instant| at.saturating_duration_since(exchange.began);
+        let (at_least, at_most) = (since(seen.closed.0), since(seen.closed.1));
+        let (what, back) = (
+            exchange.what(Direction::Request),
+            exchange.what(Direction::Reply),
+        );
+        let client = exchange.client;
+        let relevant = self.relevant_to(exchange);
+        let requests = self.fates(what, &relevant, client);
+        let replies = self.fates(back, &relevant, client);
+        let (low, _) = seen.range;
+        let (sent, arrived) = self.counted.of(what, client);
+        let deadline = exchange.deadline();
+        let mut truth = Truth {
+            is_over: at_least >= deadline + Duration::from_millis(200)
+                || (exchange.is_answered && seen.closed.0 > exchange.ended),
+            may_be_missing: at_least < Duration::from_millis(100) || sent == 0,
+            ..Truth::default()
+        };
+        if arrived == 0
+            && !requests.is_empty()
+            && requests.iter().all(|fate| fate.killer.netns < low)
+        {
+            truth.is_unseen = true;
+            return truth;
+        }
+        // A reply that left the view is taken to have arrived, since nothing asks again.
+        let left = Accepted {
+            may_be_proven: false,
+            ..answered()
+        };
+        let mut accepted = if exchange.is_answered && low > 0 {
+            vec![left]
+        } else if exchange.is_answered {
+            vec![answered()]
+        } else if self.counted.of(back, client).0 > 0 {
+            let away = replies.iter().any(|fate| fate.killer.netns < low);
+            if away {
+                vec![left]
+            } else {
+                self.lost(Packet::SynAck, &replies, seen)
+            }
+        } else if self.passed(what, &requests, client) > 0 {
+            let ignored = relevant
+                .iter()
+                .find(|killer| killer.effect == Effect::Ignored);
+            ignored
+                .map(|killer| self.not_answered(killer, seen))
+                .into_iter()
+                .collect()
+        } else {
+            self.lost(Packet::Syn, &requests, seen)
+        };
+        let too_early = deadline.saturating_sub(Duration::from_millis(150));
+        accepted.retain(|accepted| {
+            ["answered", "refused"].contains(&accepted.code) || at_most >= too_early
+        });
+        truth.accepted = accepted;
+        truth
     }
 
     /// What may be said of a connection by those who saw this much.
@@ -149,11 +232,11 @@ impl Facts<'_> {
         let (at_least, at_most) = (since(seen.closed.0), since(seen.closed.1));
         let port = connection.port;
         let relevant = self.relevant(connection);
-        let syns = self.fates(Packet::Syn, &relevant, port);
-        let syn_acks = self.fates(Packet::SynAck, &relevant, port);
-        let acks = self.fates(Packet::Ack, &relevant, port);
-        let reached = self.passed(Packet::Syn, &syns, port);
-        let ack_passed = self.passed(Packet::Ack, &acks, port) > 0;
+        let syns = self.fates(What::Only(Packet::Syn), &relevant, port);
+        let syn_acks = self.fates(What::Only(Packet::SynAck), &relevant, port);
+        let acks = self.fates(What::Only(Packet::Ack), &relevant, port);
+        let reached = self.passed(What::Only(Packet::Syn), &syns, port);
+        let ack_passed = self.passed(What::Only(Packet::Ack), &acks, port) > 0;
         let is_answered = connection.end == End::Connected && (ack_passed || acks.is_empty());
         let is_over = (at_least >= SURELY_AFTER_FIRST
             && seen.closed.0 >= connection.ended + SURELY_AFTER_LAST)
@@ -161,7 +244,7 @@ impl Facts<'_> {
         let mut truth = Truth {
             is_over,
             may_be_missing: at_least < Duration::from_millis(100)
-                || self.handshakes.sent(Packet::Syn, port) == 0,
+                || self.counted.of(What::Only(Packet::Syn), port).0 == 0,
             ..Truth::default()
         };
         for (packet, fates) in [
@@ -190,7 +273,7 @@ impl Facts<'_> {
         // The SYNs that came further may have done so when the window had closed.
         let died_before = syns.iter().any(|fate| fate.killer.netns < low);
         truth.may_be_missing |= died_before && !is_over;
-        let all_died_before = self.handshakes.arrived(Packet::Syn, port) == 0
+        let all_died_before = self.counted.of(What::Only(Packet::Syn), port).1 == 0
             && !syns.is_empty()
             && syns.iter().all(|fate| fate.killer.netns < low);
         if all_died_before {
@@ -245,7 +328,7 @@ impl Facts<'_> {
         if !rejected.is_empty() {
             return accepted;
         }
-        if self.handshakes.sent(Packet::SynAck, port) > 0 {
+        if self.counted.of(What::Only(Packet::SynAck), port).0 > 0 {
             return self.lost(Packet::SynAck, syn_acks, seen);
         }
         if reached > 0

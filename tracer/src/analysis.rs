@@ -71,8 +71,11 @@ impl Analysis {
         match record {
             Record::Header(_) => {}
             Record::Device(device) => {
-                if let Some((port, tunnel)) = crate::devices::tunnel_port(device) {
+                if let Some((port, tunnel)) = crate::devices::tunnel_port(device)
+                    && self.ports.lookup(port) != tunnel
+                {
                     self.ports.declare(port, tunnel);
+                    self.devices.learn_tunnel(device.id, self.last_event_ns);
                 }
                 self.devices.push(device);
             }

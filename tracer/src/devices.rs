@@ -30,7 +30,12 @@ pub struct Devices {
     by_id: BTreeMap<DeviceId, Device>,
     names: HashMap<NetnsId, String>,
     locals: HashMap<NetnsId, HashSet<IpAddr>>,
+    /// When the UDP port of a tunnel became known, and with it what its packets look like outside.
+    learned_ns: HashMap<DeviceId, u64>,
 }
+
+/// How much later than the latest event a record may be, and than the record the kernel half, which it is told to.
+const LEARNED_WITHIN_NS: u64 = 250_000_000;
 
 impl Devices {
     /// Takes a device record. A device that is gone stays known: packets that it carried are still to be explained.
@@ -50,6 +55,19 @@ impl Devices {
         } else {
             self.by_id.insert(device.id, device.clone());
         }
+    }
+
+    /// Notes that the UDP port of a tunnel was not known before.
+    pub fn learn_tunnel(&mut self, id: DeviceId, now_ns: u64) {
+        self.learned_ns.entry(id).or_insert(now_ns);
+    }
+
+    /// Whether a tunnel's own packets could not be told from others yet, so that nothing was seen of what it sent.
+    pub fn is_tunnel_before_learned(&self, id: DeviceId, time_ns: u64) -> bool {
+        // What was known at the beginning has 0: no event came before.
+        self.learned_ns.get(&id).is_some_and(|learned_ns| {
+            *learned_ns > 0 && time_ns < learned_ns.saturating_add(LEARNED_WITHIN_NS)
+        })
     }
 
     /// The device with this id.

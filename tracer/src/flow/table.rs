@@ -104,6 +104,7 @@ struct Alive {
     hop_limit: u8,
     /// Where it was received, if that is what was seen of it last.
     received_in: Option<NetnsId>,
+    ifindex: Option<u32>,
 }
 
 impl Alive {
@@ -114,6 +115,7 @@ impl Alive {
             time_ns: sighting.time_ns,
             hop_limit: sighting.hop_limit,
             received_in: sighting.netns.filter(|_| sighting.point == Point::Receive),
+            ifindex: sighting.ifindex,
         }
     }
 
@@ -134,7 +136,9 @@ impl Alive {
         let came_in_here = self.received_in.is_some() && self.received_in == sighting.netns;
         let routed = self.hop_limit.checked_sub(1) == Some(sighting.hop_limit);
         let dies = matches!(sighting.point, Point::Drop(_));
-        came_in_here && (routed || dies && self.tuple.src == sighting.tuple.src)
+        // A bridge that calls PREROUTING itself (br_netfilter) hands on what was translated as its own.
+        let handed_on = sighting.point == Point::Receive && self.ifindex != sighting.ifindex;
+        came_in_here && (routed || (dies || handed_on) && self.tuple.src == sighting.tuple.src)
     }
 }
 

@@ -299,6 +299,14 @@ fn vanished<'a>(
         ))
         .at(at, stage);
     }
+    let unlearned = |id| scene.devices().is_tunnel_before_learned(id, at.time_ns);
+    if at.device().is_some_and(unlearned) {
+        return Finding::inconclusive(format!(
+            "inconclusive: the packet was last seen {}, a tunnel that was new: its UDP port was not known yet, so what it sent was not seen",
+            scene.place_words(at)
+        ))
+        .at(at, stage);
+    }
     let device = scene.device_name(at).unwrap_or("DEV");
     let ns = scene.enter(Place {
         sighting: at,

@@ -290,3 +290,56 @@ fn a_lossy_ledger_takes_the_proof_from_an_answer() {
     }));
     story.check(VerdictCode::Answered, Confidence::Inferred, |_| {});
 }
+
+#[test]
+fn a_query_that_a_bridge_translated_is_one_flow_and_two_queries_in_one_skb_are_two() {
+    const BRIDGE: u32 = 9;
+    let service = SocketAddr::from(([10, 96, 0, 10], 53));
+    let translated_on = |device, segment: Datagram| {
+        let mut story = dns_story();
+        let backend = story.server;
+        story.server = service;
+        story.see(0, true, query(7, 1), &THERE[..2], None);
+        story.skb -= 1;
+        story.server = backend;
+        story.see(0, true, segment, &[Receive(NODE_A, device)], None);
+        story.analysis.flows.groups().count()
+    };
+    assert_eq!(translated_on(BRIDGE, query(7, 1)), 1);
+    // The skb of one that was delivered may be the next that comes in.
+    assert_eq!(translated_on(LXC, query(7, 1)), 2);
+    assert_eq!(translated_on(BRIDGE, query(8, 1)), 2);
+}
+
+#[test]
+fn what_a_new_tunnel_sends_is_not_seen_before_its_port_is_known() {
+    const TUNNEL: u32 = 9;
+    let mut story = Story::whole();
+    story.syn(0, &[THERE[0], THERE[1], Xmit(NODE_A, TUNNEL)]);
+    story.socket(1, TcpState::SynSent);
+    let template = story
+        .analysis
+        .devices
+        .iter()
+        .find(|device| device.id.netns == NODE_A)
+        .expect("a device")
+        .clone();
+    story.analysis.push(&Record::Device(Box::new(Device {
+        id: DeviceId {
+            netns: NODE_A,
+            ifindex: TUNNEL,
+        },
+        name: "vx1".to_owned(),
+        kind: "vxlan".to_owned(),
+        peer: None,
+        udp_port: Some(8472),
+        ..template
+    })));
+    story.check(
+        VerdictCode::Inconclusive,
+        Confidence::Inconclusive,
+        |judgement| {
+            assert!(judgement.summary.contains("new"), "{}", judgement.summary);
+        },
+    );
+}
