@@ -18,8 +18,9 @@ pub mod socket;
 
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener};
+use std::thread;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
 use tracer::lab::{Family, Plan, Topology, sandbox};
 
 pub use captured::{Captured, Seen};
@@ -39,6 +40,17 @@ pub fn with_lab<T: Send>(
 ) -> Result<T> {
     let (number, _claim) = claim_number()?;
     sandbox::run(|| test(&Topology::build(Plan::new(number, family))?))?
+}
+
+/// Both IP versions, at once: most of a test is waiting.
+pub fn both(test: impl Fn(Family) -> Result<()> + Sync) -> Result<()> {
+    thread::scope(|scope| {
+        let v4 = scope.spawn(|| test(Family::V4));
+        test(Family::V6).context("over IPv6")?;
+        v4.join()
+            .map_err(|_| anyhow!("the test over IPv4 panicked"))?
+            .context("over IPv4")
+    })
 }
 
 /// Claims a lab number among all the processes of this machine, for as long as the second value lives.

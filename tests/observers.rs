@@ -1,9 +1,10 @@
 //! Three tracers that watch one lab at once: the whole kernel, the server's node, the client's node.
 
-use std::net::SocketAddr;
+use std::collections::{HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
 use std::{env, process};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 use tracer::lab::Topology;
 
@@ -122,8 +123,20 @@ pub fn differences(run: &Run, expected: &[(SocketAddr, Expected)]) -> Result<Vec
         .pointer("/flows")
         .and_then(Value::as_array)
         .unwrap_or(&no_flows);
+    let mut by_client: HashMap<IpAddr, Vec<&Value>> = HashMap::new();
+    for flow in flows {
+        let client = flow.pointer("/client/addr").and_then(Value::as_str);
+        let client = client.context("a flow without a client")?.parse()?;
+        by_client.entry(client).or_default().push(flow);
+    }
+    let mut named = HashSet::new();
     for (client, expected) in expected {
-        let found: Vec<_> = flows.iter().filter(|flow| is_of(flow, *client)).collect();
+        let of_client = by_client.get(&client.ip()).into_iter().flatten();
+        let found: Vec<&Value> = of_client
+            .copied()
+            .filter(|flow| has_port(flow, client.port()))
+            .collect();
+        named.extend(found.iter().map(|flow| std::ptr::from_ref(*flow)));
         if found.len() > 1 {
             differences.push(format!("{} flows from {client}, want one", found.len()));
         }
@@ -133,7 +146,7 @@ pub fn differences(run: &Run, expected: &[(SocketAddr, Expected)]) -> Result<Vec
             differences.push(format!("{client}: {difference}\n{shown}"));
         }
     }
-    let is_named = |flow: &&Value| expected.iter().any(|(client, _)| is_of(flow, *client));
+    let is_named = |flow: &&Value| named.contains(&std::ptr::from_ref(*flow));
     let others: Vec<&Value> = flows.iter().filter(|flow| !is_named(flow)).collect();
     for flow in &others {
         let code = flow.pointer("/verdict/code").and_then(Value::as_str);
@@ -164,12 +177,8 @@ pub fn differences(run: &Run, expected: &[(SocketAddr, Expected)]) -> Result<Vec
     Ok(differences)
 }
 
-fn is_of(flow: &Value, client: SocketAddr) -> bool {
-    let text = |path| flow.pointer(path).and_then(Value::as_str);
-    text("/client/addr").and_then(|addr| addr.parse().ok()) == Some(client.ip())
-        // What has no ports has none to compare.
-        && flow
-            .pointer("/client/port")
-            .and_then(Value::as_u64)
-            .is_none_or(|port| port == u64::from(client.port()))
+/// What has no ports has none to compare.
+fn has_port(flow: &Value, port: u16) -> bool {
+    let client = flow.pointer("/client/port").and_then(Value::as_u64);
+    client.is_none_or(|client| client == u64::from(port))
 }

@@ -6,9 +6,9 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use tracer::lab::{Family, Outcome, Plan, Server, Topology, connect};
+use tracer::lab::{Outcome, Plan, Server, Topology, connect};
 use tracer_tests::faults::{self, SYN, SYN_ACK};
-use tracer_tests::{Expected, Observers, Views, inferred, proven, with_lab};
+use tracer_tests::{Expected, Observers, Views, both, inferred, proven, with_lab};
 
 const PATIENCE: Duration = Duration::from_millis(4500);
 const SETTLE: Duration = Duration::from_millis(700);
@@ -20,18 +20,20 @@ fn meets(
     target: fn(Plan) -> SocketAddr,
     views: &Views,
 ) -> Result<()> {
-    with_lab(Family::V4, |lab| {
-        let _server = Server::start(&lab.pod_b, lab.plan.server(6379))?;
-        let observers = Observers::start(lab)?;
-        first(lab)?;
-        let attempt = connect(&lab.pod_a, 0, target(lab.plan))?;
-        let client = attempt.local;
-        thread::sleep(Duration::from_millis(500));
-        then(lab)?;
-        let outcome = attempt.wait(PATIENCE);
-        ensure!(!matches!(outcome, Outcome::Connected(_)), "{outcome:?}");
-        thread::sleep(SETTLE);
-        observers.stop()?.check(&[(client, *views)])
+    both(|family| {
+        with_lab(family, |lab| {
+            let _server = Server::start(&lab.pod_b, lab.plan.server(6379))?;
+            let observers = Observers::start(lab)?;
+            first(lab)?;
+            let attempt = connect(&lab.pod_a, 0, target(lab.plan))?;
+            let client = attempt.local;
+            thread::sleep(Duration::from_millis(500));
+            then(lab)?;
+            let outcome = attempt.wait(PATIENCE);
+            ensure!(!matches!(outcome, Outcome::Connected(_)), "{outcome:?}");
+            thread::sleep(SETTLE);
+            observers.stop()?.check(&[(client, *views)])
+        })
     })
 }
 

@@ -4,10 +4,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Result, ensure};
 use serde_json::Value;
 use tracer::lab::{Family, Topology, UdpServer, answer_dns, dns_query, ping, udp_socket};
-use tracer_tests::{Expected, Observers, Views, answered, faults, inferred, proven, with_lab};
+use tracer_tests::{
+    Expected, Observers, Views, answered, both, faults, inferred, proven, with_lab,
+};
 
 /// UDP's answer deadline, and some.
 const UDP_DEADLINE: Duration = Duration::from_millis(5300);
@@ -26,16 +28,6 @@ fn ask(lab: &Topology, port: u16, payload: &[u8]) -> Result<(SocketAddr, bool)> 
     client.send_to(payload, lab.plan.server(port))?;
     let came_back = client.recv_from(&mut [0; 2048]).is_ok();
     Ok((client.local_addr()?, came_back))
-}
-
-/// Both IP versions, at once: most of a test is waiting.
-fn both(test: fn(Family) -> Result<()>) -> Result<()> {
-    thread::scope(|scope| {
-        let v4 = scope.spawn(move || test(Family::V4));
-        test(Family::V6)?;
-        v4.join()
-            .map_err(|_| anyhow!("the test over IPv4 panicked"))?
-    })
 }
 
 #[test]

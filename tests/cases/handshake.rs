@@ -404,7 +404,7 @@ fn server_pod_has_no_route_back_for_a_synack() -> Result<()> {
     // No SYN-ACK is ever made, and no drop tells of it: only IpOutNoRoutes moves.
     let not_answered = inferred("request_not_answered")
         .at("pod-b", &["eth0", "null"])
-        .cause(&["no_route", "unknown"]);
+        .cause(&["no_route"]);
     Scenario::broken_by(|lab| Ok(lab.pod_b.ip("route del default")?)).must_show(Views {
         full: not_answered,
         server_node: not_answered,

@@ -11,6 +11,7 @@ mod explain;
 mod faults_listeners;
 mod faults_netfilter;
 mod faults_packets;
+mod faults_paths;
 mod faults_programs;
 mod faults_routes;
 mod faults_tunnels;

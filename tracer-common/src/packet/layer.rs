@@ -148,14 +148,14 @@ impl Layer {
         self.protocol == protocol as u8 && self.has(FLAG_TRANSPORT)
     }
 
-    /// Whether this is an ICMP error, which quotes the packet that caused it.
+    /// Whether this is an ICMP error, which quotes the packet that caused it. A redirect quotes one too, but says nothing of
+    /// its fate.
     ///
-    /// The types are those of `icmp_err_handling` (RFC 792: 3, 4, 5, 11, 12) and, for ICMPv6, all below 128
-    /// (RFC 4443).
+    /// The types are 3, 4, 11 and 12 (RFC 792) and, for ICMPv6, all below 128 (RFC 4443).
     pub const fn is_icmp_error(&self) -> bool {
         self.is_icmp()
             && if self.version == 4 {
-                matches!(self.icmp_type, 3 | 4 | 5 | 11 | 12)
+                matches!(self.icmp_type, 3 | 4 | 11 | 12)
             } else {
                 self.icmp_type < 128
             }

@@ -106,6 +106,11 @@ impl Plan {
         )
     }
 
+    /// node-b's address towards its pods, their gateway.
+    pub fn gateway_b(self) -> IpAddr {
+        self.host(Net::PodB as u8, 1)
+    }
+
     /// The network of node-a's pods, in CIDR notation.
     pub fn pods_a(self) -> String {
         self.on_link(Net::PodA as u8, 0)

@@ -71,15 +71,26 @@ pub(super) fn reply_lost<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Findi
             .at(dead, Stage::LocalIn)
         }
         End::Died(dead) => death(VerdictCode::ReplyDropped, "reply dropped", flow.reply_kind(), dead, &replies, scene),
-        End::Left(at) => Finding {
-            next: Some(elsewhere(flow, at, scene)),
-            ..Finding::new(
+        End::Left(at) => {
+            let finding = Finding::new(
                 VerdictCode::ReplyLeftNode,
                 Confidence::Inferred,
                 left(flow, at, forged.is_some(), scene),
             )
-            .at(at, Stage::Egress)
-        },
+            .at(at, Stage::Egress);
+            match another_way(flow, at, scene) {
+                Some(cause) => Finding {
+                    summary: format!("{}, perhaps {}", finding.summary, cause.phrase),
+                    next: next_of(at, &cause, scene),
+                    cause: Some(cause),
+                    ..finding
+                },
+                None => Finding {
+                    next: Some(elsewhere(flow, at, scene)),
+                    ..finding
+                },
+            }
+        }
         End::Consumed(at) | End::Delivered(at) | End::Vanished(at) => vanished(
             VerdictCode::ReplyNotDelivered,
             format!(
@@ -105,6 +116,33 @@ fn left(flow: &Flow<'_>, at: &Sighting, is_rejected: bool, scene: &Scene<'_>) ->
     } else {
         format!("reply lost: {reply} left this node {place}, and the {request} came again")
     }
+}
+
+/// The reply left by another device than the one by which the request had come into the same namespace: what is
+/// there may not know the connection, or refuse the address.
+fn another_way(flow: &Flow<'_>, at: &Sighting, scene: &Scene<'_>) -> Option<Diagnosis> {
+    let came_in = |seen: &&Sighting| seen.point == Point::Receive && seen.netns == at.netns;
+    let mut requests = flow.request.iter().flat_map(Transmission::sightings);
+    let entered = requests.find(|seen| came_in(seen))?;
+    let (there, back) = (scene.device_name(entered)?, scene.device_name(at)?);
+    let master = |seen: &Sighting| scene.devices().get(seen.device()?)?.master_ifindex;
+    if entered.ifindex == at.ifindex || master(entered).is_some_and(|bond| master(at) == Some(bond))
+    {
+        return None;
+    }
+    let (request, reply) = (flow.request_kind().name(), flow.reply_kind().name());
+    Some(Diagnosis {
+        code: CauseCode::AsymmetricEgress,
+        stage: Stage::Egress,
+        phrase: format!("because the {request} had come in on {there}"),
+        detail: Some(format!(
+            "the {request} came in on {there}, the {reply} went out on {back}"
+        )),
+        evidence: vec![Evidence::Event {
+            time_ns: entered.time_ns,
+            summary: format!("the {request} came in on {there}"),
+        }],
+    })
 }
 
 /// The reply reached the client with an address that the client had not asked.

@@ -510,6 +510,47 @@ fn a_reply_that_leaves_a_restricted_view_has_left_the_node() {
 }
 
 #[test]
+fn a_reply_that_leaves_by_another_device_may_be_lost_for_that() {
+    const OTHER_NIC: u32 = 5;
+    let mut story = Story::new(View::Netns {
+        netns: vec![NODE_B, POD_B],
+    });
+    let nic = DeviceId {
+        netns: NODE_B,
+        ifindex: NIC,
+    };
+    let other = Device {
+        id: DeviceId {
+            ifindex: OTHER_NIC,
+            ..nic
+        },
+        name: "ens4".to_owned(),
+        ..story.analysis.devices.get(nic).expect("ens3").clone()
+    };
+    story.analysis.push(&Record::Device(Box::new(other)));
+    for at_ms in [0, 1_000, 3_000] {
+        story.syn(at_ms, &THERE[3..]);
+        let back = [BACK[0], BACK[1], Xmit(NODE_B, OTHER_NIC)];
+        story.syn_ack(at_ms + 1, &back);
+    }
+    story.check(
+        VerdictCode::ReplyLeftNode,
+        Confidence::Inferred,
+        |judgement| {
+            let cause = judgement.cause.as_ref().expect("a cause");
+            assert_eq!(cause.code, CauseCode::AsymmetricEgress);
+            assert!(
+                judgement
+                    .summary
+                    .ends_with("perhaps because the SYN had come in on ens3"),
+                "{}",
+                judgement.summary
+            );
+        },
+    );
+}
+
+#[test]
 fn a_repeated_syn_that_meets_the_pending_request_is_innocent() {
     let mut story = Story::new(View::Netns {
         netns: vec![NODE_B, POD_B],
