@@ -274,6 +274,8 @@ pub struct Loss {
 pub struct Hop {
     /// When.
     pub time: Option<Time>,
+    /// Nanoseconds since the hop before; `null` for the first.
+    pub delay_ns: Option<u64>,
     /// Where in the stack.
     pub stage: Stage,
     /// On which device.

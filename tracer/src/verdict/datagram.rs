@@ -12,9 +12,9 @@ use super::lost::{next_of, reply_lost, request_lost};
 use super::refusal::refused;
 use super::{Judgement, Scene, words};
 use crate::codes::{Confidence, PacketKind, Stage, VerdictCode};
-use crate::flow::Sighting;
 use crate::flow::copies::{End, Transmission};
 use crate::flow::pairing::Flow;
+use crate::flow::{Message, Sighting};
 
 /// UDP services that answer whatever they are asked: DNS, NTP. DHCP's answers are mostly sent to other addresses than
 /// its requests came from, so that nothing pairs them.
@@ -71,6 +71,12 @@ fn unanswered<'a>(flow: &Flow<'a>, is_awaited: bool, scene: &Scene<'_>) -> Verdi
         return Verdict::Open(finding);
     }
     let finding = request_lost(flow, scene);
+    if finding.code == VerdictCode::RequestNotAnswered && flow.request.iter().any(is_fragmented) {
+        return Verdict::Open(Finding::inconclusive(format!(
+            "inconclusive: the first fragment of the {} arrived; the others have no ports and are not followed, and nothing came back",
+            flow.request_kind().name()
+        )));
+    }
     if finding.confidence == Confidence::Proven || is_awaited {
         return Verdict::Open(finding);
     }
@@ -232,6 +238,12 @@ fn unseen<'a>() -> Finding<'a> {
 /// Silence after answers is a fault once the client has asked again; a death is one by itself.
 fn is_fault_after_answers(finding: &Finding<'_>, tail: &Flow<'_>) -> bool {
     finding.code.is_fault() && (finding.confidence == Confidence::Proven || tail.request.len() >= 2)
+}
+
+/// Whether only the first of several fragments was followed.
+fn is_fragmented(transmission: &Transmission<'_>) -> bool {
+    let mut sightings = transmission.sightings().iter();
+    sightings.any(|seen| matches!(seen.message, Message::Udp(datagram) if datagram.fragmented))
 }
 
 /// Whether silence is a fault by itself: somebody was asked who answers.

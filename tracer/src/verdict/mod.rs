@@ -28,6 +28,7 @@ use crate::record::{HookState, View};
 
 pub use diagnosis::Diagnosis;
 pub use losses::Loss;
+pub(crate) use words::duration;
 
 /// TCP's answer deadline after the first request: the client's second retransmission is 3 s after it.
 pub const ANSWER_AFTER_FIRST_NS: u64 = 3_500_000_000;

@@ -49,7 +49,7 @@ impl Scene<'_> {
 }
 
 /// "812 ms", "1.03 s", "45 µs".
-pub(super) fn duration(duration_ns: u64) -> String {
+pub(crate) fn duration(duration_ns: u64) -> String {
     #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
     let ns = duration_ns as f64;
     match duration_ns {

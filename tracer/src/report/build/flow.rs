@@ -129,12 +129,20 @@ impl Builder<'_> {
                 .map(|each| each.last().time_ns)
                 .max()
                 .and_then(|last| self.time(last)),
-            path: furthest
-                .sightings()
-                .iter()
-                .map(|sighting| self.hop(sighting))
-                .collect(),
+            path: self.path(furthest.sightings()),
         }
+    }
+
+    fn path(&self, sightings: &[&Sighting]) -> Vec<Hop> {
+        let mut before_ns = None;
+        let hops = sightings.iter().map(|sighting| {
+            let since = before_ns.replace(sighting.time_ns);
+            Hop {
+                delay_ns: since.map(|since| sighting.time_ns.saturating_sub(since)),
+                ..self.hop(sighting)
+            }
+        });
+        hops.collect()
     }
 
     fn resets(&self, attempt: &Attempt<'_>) -> Vec<Reset> {
@@ -163,6 +171,7 @@ impl Builder<'_> {
         let tunnel = sighting.tunnels.last();
         Hop {
             time: self.time(sighting.time_ns),
+            delay_ns: None,
             stage: self.stage(sighting),
             device: self.device_name(sighting),
             ifindex: sighting.ifindex,

@@ -2,6 +2,10 @@
 
 use super::{Item, Row, Tone};
 use crate::report::{Hop, Loss, Stage};
+use crate::verdict::duration;
+
+/// A hop that took at least this long is told, since it is where the time went.
+const SLOW_NS: u64 = 1_000_000;
 
 /// A namespace by its name and number.
 pub(super) fn netns(name: Option<&str>, inum: Option<u32>) -> Option<String> {
@@ -31,10 +35,19 @@ pub(super) fn row(label: &str, path: &[Hop], count: u64, losses: &[Loss]) -> Row
             items.extend(tunnel);
         }
         items.extend(end(before, hop, losses));
+        if let Some(delay_ns) = hop.delay_ns.filter(|delay_ns| *delay_ns >= SLOW_NS)
+            && let Some(last) = items.last_mut()
+        {
+            last.text = format!("{} +{}", last.text, duration(delay_ns));
+        }
         before = Some(hop);
     }
     if path.is_empty() {
         items.push(Item::new("seen, its path is not known", Tone::Weak));
+    }
+    let took_ns: u64 = path.iter().filter_map(|hop| hop.delay_ns).sum();
+    if took_ns > 0 {
+        items.push(Item::new(format!("took {}", duration(took_ns)), Tone::Weak));
     }
     if count > 1 {
         items.push(Item::new(format!("{count} times"), Tone::Weak));

@@ -100,6 +100,7 @@ pub(super) fn hop(
         tunnel: None,
         outer: None,
         mark: None,
+        delay_ns: None,
     }
 }
 

@@ -279,6 +279,27 @@ fn an_answer_that_leaves_the_view_is_answered_unless_the_query_comes_again() {
 }
 
 #[test]
+fn of_a_query_in_fragments_only_the_first_is_followed() {
+    let mut story = dns_story();
+    let first = Datagram {
+        fragmented: true,
+        ..query(7, 1)
+    };
+    story.see(0, true, first, THERE, None);
+    story.check(
+        VerdictCode::Inconclusive,
+        Confidence::Inconclusive,
+        |judgement| {
+            assert!(
+                judgement.summary.contains("first fragment"),
+                "{}",
+                judgement.summary
+            );
+        },
+    );
+}
+
+#[test]
 fn a_lossy_ledger_takes_the_proof_from_an_answer() {
     let mut story = dns_story();
     story.see(0, true, query(7, 1), THERE, None);
