@@ -2,13 +2,15 @@
 //! lab works first, a replay says the same, and nothing is asked of a namespace that is not in view.
 
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 use tracer::lab::{Family, Netns, Plan, Server, Topology, VNI, connect};
+use tracer::record::{Fact, View};
+use tracer::topology::{self, Statistics};
 use tracer_tests::{Run, Tracer, exchange, with_lab};
 
 const PATIENCE: Duration = Duration::from_millis(4500);
@@ -477,7 +479,7 @@ fn a_source_that_is_an_own_address_is_told_with_the_sysctl() -> Result<()> {
             let client = lab.plan.client_ip();
             Ok(Said {
                 code: "source_invalid",
-                phrase: format!("because its source address {client} cannot be"),
+                phrase: format!("because its source address {client} is this host's own"),
                 detail: vec![format!(
                     "{client} is an address of this very namespace, and accept_local is 0 on vx0 (all=0, vx0=0)"
                 )],
@@ -515,5 +517,40 @@ fn the_vnis_that_there_are_are_told() -> Result<()> {
                 })
             },
         )
+    })
+}
+
+#[test]
+fn a_device_that_drops_counts_it() -> Result<()> {
+    with_lab(Family::V4, |lab| {
+        lab.pod_b.ip("link set eth0 mtu 1200")?;
+        let mut devices = topology::Topology::open()?;
+        let netns = devices
+            .namespaces()
+            .find_map(|(id, name)| (name == Some(lab.pod_b.name())).then_some(id))
+            .context("pod-b is known")?;
+        let eth0 = devices
+            .devices()
+            .into_iter()
+            .find(|device| device.id.netns == netns && device.name == "eth0")
+            .context("eth0 is known")?;
+        let view = View::Netns { netns: vec![netns] };
+        let statistics = Statistics::begin(&mut devices, &view);
+        ensure!(statistics.finish(&mut devices).is_empty());
+        let target = lab.plan.server(9);
+        lab.node_b.run(|| {
+            // The sender's end of the cable takes it, the receiver's does not.
+            UdpSocket::bind("0.0.0.0:0")?.send_to(&[0; 1300], target)
+        })??;
+        let moved = statistics.finish(&mut devices);
+        ensure!(
+            matches!(
+                moved.as_slice(),
+                [Fact::DeviceCounter { device, name, before: 0, after: 1 }]
+                    if *device == eth0.id && name == "rx_dropped"
+            ),
+            "{moved:?}"
+        );
+        Ok(())
     })
 }

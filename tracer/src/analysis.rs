@@ -80,7 +80,9 @@ impl Analysis {
                 self.devices.push(device);
             }
             Record::Event(event) => self.push_event(event),
-            Record::Fact(fact @ Fact::Counter { .. }) => self.facts.push(fact.clone()),
+            Record::Fact(fact @ (Fact::Counter { .. } | Fact::DeviceCounter { .. })) => {
+                self.facts.push(fact.clone());
+            }
             Record::Fact(answer) => {
                 if self.answers.len() >= ANSWERS_MAX {
                     self.answers.pop_front();

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::event::NetnsId;
+use crate::event::{DeviceId, NetnsId};
 
 /// Something that a verdict may use and that no event carries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -17,6 +17,17 @@ pub enum Fact {
         /// The namespace.
         netns: NetnsId,
         /// As `nstat` names it (`TcpExtListenOverflows`).
+        name: String,
+        /// When the trace began.
+        before: u64,
+        /// When the trace ended.
+        after: u64,
+    },
+    /// A counter of a device, likewise.
+    DeviceCounter {
+        /// The device.
+        device: DeviceId,
+        /// As `struct rtnl_link_stats64` names it (`rx_dropped`).
         name: String,
         /// When the trace began.
         before: u64,
@@ -59,7 +70,7 @@ impl Fact {
     /// When it was asked; `None` for what was counted all along.
     pub fn asked_ns(&self) -> Option<u64> {
         match self {
-            Self::Counter { .. } => None,
+            Self::Counter { .. } | Self::DeviceCounter { .. } => None,
             Self::Route(route) => Some(route.asked_ns),
             Self::Sysctl { asked_ns, .. } | Self::Neighbour { asked_ns, .. } => Some(*asked_ns),
         }

@@ -23,7 +23,7 @@ use crate::export::events::EventLog;
 use crate::host::Host;
 use crate::record::{CAPTURE_SCHEMA, Header, Record, StoppedBy, Trailer, View};
 use crate::source::ring::Ring;
-use crate::topology::{Counters, Pace, Topology, tunnel_ports};
+use crate::topology::{Counters, Pace, Statistics, Topology, tunnel_ports};
 use crate::{clock, privilege};
 
 /// How often the ring is emptied: nothing wakes its reader while it is less than half full.
@@ -65,6 +65,7 @@ pub struct Session {
     control: Control,
     topology: Topology,
     counters: Counters,
+    statistics: Statistics,
     pace: Pace,
     sink: Sink,
     last_clock_ns: u64,
@@ -164,6 +165,7 @@ impl Session {
         })?;
         let mut counters = Counters::open(&topology, &view);
         counters.begin();
+        let statistics = Statistics::begin(&mut topology, &view);
         let (count, offered) = attached.count();
         let mut header = header(config, &attached, &topology, view)?;
         header.blind_spots.extend(counters.blind_spot());
@@ -181,6 +183,7 @@ impl Session {
             control: attached.control,
             topology,
             counters,
+            statistics,
             pace: Pace::new(Instant::now().into_std()),
             sink: Sink {
                 analysis: Analysis::new(header.clone()),
@@ -334,7 +337,8 @@ impl Session {
         }
         let ledger = self.control.ledger(&self.ring, clock::monotonic_ns()?)?;
         self.sink.push(&Record::Ledger(ledger));
-        for fact in self.counters.finish() {
+        let counted = self.statistics.finish(&mut self.topology);
+        for fact in self.counters.finish().into_iter().chain(counted) {
             self.sink.push(&Record::Fact(fact));
         }
         self.sink.push(&Record::Clock(clock::read()?));

@@ -85,13 +85,15 @@ pub enum Evidence {
         /// What.
         summary: String,
     },
-    /// A counter of a namespace that moved during the trace.
+    /// A counter of a namespace, or of a device in it, that moved during the trace.
     Counter {
         /// The namespace's inode number.
         netns: u32,
         /// That namespace's name, where it has one.
         netns_name: Option<String>,
-        /// As `nstat` names it.
+        /// The device; `null` for a counter of the whole namespace.
+        device: Option<String>,
+        /// As `nstat` names it; of a device, as `struct rtnl_link_stats64` does.
         name: String,
         /// When the trace began.
         before: u64,

@@ -17,7 +17,7 @@ use crate::{
 use super::{Topology, netns};
 
 /// The counters that a verdict can use, as `nstat` names them.
-const WATCHED: [&str; 16] = [
+const WATCHED: [&str; 20] = [
     "Ip6InAddrErrors",
     "Ip6InNoRoutes",
     "Ip6OutNoRoutes",
@@ -34,7 +34,14 @@ const WATCHED: [&str; 16] = [
     "TcpExtTCPReqQFullDoCookies",
     "TcpExtTCPReqQFullDrop",
     "TcpExtTCPTimeWaitOverflow",
+    "conntrack_drop",
+    "conntrack_early_drop",
+    "conntrack_insert_failed",
+    "conntrack_invalid",
 ];
+
+/// What a CPU dropped because its queue of received packets was full, of the whole kernel.
+const SOFTNET: &str = "softnet_dropped";
 
 /// What is read of one namespace; `None` for a counter that this kernel lacks.
 type Values = [Option<u64>; WATCHED.len()];
@@ -49,6 +56,10 @@ pub struct Counters {
     /// What moved in namespaces that have ended meanwhile.
     ended: Vec<Fact>,
     unreadable: usize,
+    /// Our own namespace, for what is the whole kernel's.
+    own: NetnsId,
+    /// `/proc/net/softnet_stat`, and what it said when the trace began.
+    softnet: Option<(File, u64)>,
 }
 
 /// The open files of one namespace. They stay in the namespace in which they were opened.
@@ -58,6 +69,8 @@ struct Files {
     paired: [File; 2],
     /// One counter a line; missing where IPv6 is not built in.
     listed: Option<File>,
+    /// A line of names, and one of values for each CPU; missing where conntrack is not there, or shows nothing in /proc.
+    conntrack: Option<File>,
 }
 
 impl Files {
@@ -67,6 +80,7 @@ impl Files {
         Ok(Self {
             paired: [open("snmp")?, open("netstat")?],
             listed: open("snmp6").ok(),
+            conntrack: open("stat/nf_conntrack").ok(),
         })
     }
 
@@ -82,6 +96,9 @@ impl Files {
         }
         if let Some(file) = &self.listed {
             parse_listed(&read(file)?, &mut note);
+        }
+        if let Some(file) = &self.conntrack {
+            parse_per_cpu(&read(file)?, "conntrack_", &mut note);
         }
         Ok(values)
     }
@@ -105,6 +122,10 @@ impl Counters {
             unreadable: watched.len() - namespaces.len(),
             namespaces,
             ended: Vec::new(),
+            own: topology.own(),
+            softnet: File::open("/proc/net/softnet_stat")
+                .ok()
+                .map(|file| (file, 0)),
         }
     }
 
@@ -116,6 +137,9 @@ impl Counters {
             read.map(|now| *values = now).is_ok()
         });
         self.unreadable += before - self.namespaces.len();
+        if let Some((file, before)) = &mut self.softnet {
+            *before = read(file).map_or(0, |text| softnet_dropped(&text));
+        }
     }
 
     /// Reads the counters of namespaces that the topology has let go for the last time, and lets go of them too: an open
@@ -133,7 +157,21 @@ impl Counters {
     pub fn finish(&self) -> Vec<Fact> {
         let open = self.namespaces.iter();
         let moved = open.flat_map(|(netns, files, before)| moved(*netns, before, files));
-        self.ended.iter().cloned().chain(moved).collect()
+        let softnet = self.softnet.as_ref().and_then(|(file, before)| {
+            let after = softnet_dropped(&read(file).ok()?);
+            (*before < after).then(|| Fact::Counter {
+                netns: self.own,
+                name: SOFTNET.to_owned(),
+                before: *before,
+                after,
+            })
+        });
+        self.ended
+            .iter()
+            .cloned()
+            .chain(moved)
+            .chain(softnet)
+            .collect()
     }
 
     /// Says where the counters are not known.
@@ -215,6 +253,32 @@ fn parse_listed(text: &str, note: &mut impl FnMut(&str, u64)) {
     }
 }
 
+/// `/proc/net/stat/nf_conntrack` (`ct_cpu_seq_show()` in net/netfilter/nf_conntrack_standalone.c): a line of names, and a
+/// line of hexadecimal values for each CPU.
+fn parse_per_cpu(text: &str, prefix: &str, note: &mut impl FnMut(&str, u64)) {
+    let mut lines = text.lines();
+    let names: Vec<&str> = lines
+        .next()
+        .unwrap_or_default()
+        .split_whitespace()
+        .collect();
+    let mut sums = vec![0_u64; names.len()];
+    for line in lines {
+        for (sum, value) in sums.iter_mut().zip(line.split_whitespace()) {
+            *sum = sum.saturating_add(u64::from_str_radix(value, 16).unwrap_or(0));
+        }
+    }
+    for (name, sum) in names.iter().zip(sums) {
+        note(&format!("{prefix}{name}"), sum);
+    }
+}
+
+/// The second column of `/proc/net/softnet_stat` (`softnet_seq_show()` in net/core/net-procfs.c), of all CPUs together.
+fn softnet_dropped(text: &str) -> u64 {
+    let column = |line: &str| u64::from_str_radix(line.split_whitespace().nth(1)?, 16).ok();
+    text.lines().filter_map(column).sum()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -258,6 +322,25 @@ mod tests {
     }
 
     #[test]
+    fn values_of_all_cpus_are_added() {
+        let text = "entries  clashres drop early_drop\n00000001  00000000 0000000a 00000000\n00000001  00000000 00000006 00000000\n";
+        let parse = |text: &str, mut note: &mut dyn FnMut(&str, u64)| {
+            parse_per_cpu(text, "conntrack_", &mut note);
+        };
+        assert_eq!(
+            collect(parse, text),
+            [
+                ("conntrack_entries".to_owned(), 2),
+                ("conntrack_clashres".to_owned(), 0),
+                ("conntrack_drop".to_owned(), 16),
+                ("conntrack_early_drop".to_owned(), 0),
+            ]
+        );
+        let softnet = "0076c4e3 00000002 00000000\n0076c4e3 0000000a 00000000\nbroken\n";
+        assert_eq!(softnet_dropped(softnet), 12);
+    }
+
+    #[test]
     fn only_what_moved_is_told() {
         let netns = NetnsId { inum: 1, cookie: 2 };
         let mut before = Values::default();
@@ -286,7 +369,8 @@ mod tests {
         let (netns, _, values) = &counters.namespaces[0];
         assert_eq!(*netns, own);
         for (name, value) in WATCHED.iter().zip(values) {
-            let optional = name.starts_with("Ip6"); // which may not be built in
+            // Which may not be built in.
+            let optional = name.starts_with("Ip6") || name.starts_with("conntrack");
             assert!(value.is_some() || optional, "{name}");
         }
     }

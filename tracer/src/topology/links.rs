@@ -17,7 +17,7 @@ use netlink_packet_route::{
 use super::rtnetlink::Message;
 
 /// `sizeof(struct ifinfomsg)`
-const LINK_HEADER_BYTES: usize = 16;
+pub(super) const LINK_HEADER_BYTES: usize = 16;
 
 /// `sizeof(struct ifaddrmsg)`
 const ADDRESS_HEADER_BYTES: usize = 8;

@@ -16,6 +16,7 @@ mod routes;
 mod rtnetlink;
 mod rules;
 mod scout;
+mod statistics;
 mod sysctls;
 mod table;
 mod view;
@@ -51,6 +52,7 @@ pub use self::{
     counters::Counters,
     inquiry::Pace,
     scout::{NETNS_HELPER, serve as serve_netns},
+    statistics::Statistics,
     view::ViewError,
 };
 
@@ -117,6 +119,8 @@ pub struct Topology {
     noticed: Option<NetnsId>,
     /// How often each unknown namespace was looked for in vain.
     unknown: HashMap<NetnsId, u8>,
+    /// When the routing tables may be walked through again.
+    walk_after: Instant,
 }
 
 #[derive(Debug)]
@@ -149,6 +153,7 @@ impl Topology {
             known: HashSet::new(),
             noticed: None,
             unknown: HashMap::new(),
+            walk_after: Instant::now(),
         };
         topology.adopt(scan.opened);
         if topology.namespaces.is_empty() {

@@ -88,6 +88,8 @@ pub(super) struct Message<'a> {
 pub(super) enum Dump {
     /// All devices, without their statistics.
     Links,
+    /// All devices, with their statistics.
+    Statistics,
     /// All addresses of both families.
     Addresses,
     /// All routes of both families, of every table.
@@ -108,6 +110,7 @@ impl Dump {
                     .push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
                 RouteNetlinkMessage::GetLink(message)
             }
+            Self::Statistics => RouteNetlinkMessage::GetLink(LinkMessage::default()),
             Self::Addresses => RouteNetlinkMessage::GetAddress(AddressMessage::default()),
             Self::Routes => RouteNetlinkMessage::GetRoute(RouteMessage::default()),
             Self::RoutesOf(family, kind) => {

@@ -4,7 +4,7 @@
 //! The death is proven by its event, and the event alone decides the cause's code. An answer is of a later moment: it is
 //! evidence, and where it does not fit the death, the words say so.
 
-use super::diagnosis::{self, Diagnosis, Evidence};
+use super::diagnosis::{self, Diagnosis, Evidence, Trace};
 use super::question::{self, routed};
 use super::{Scene, words};
 use crate::codes::CauseCode;
@@ -17,6 +17,22 @@ const SOON_NS: u64 = 2_000_000_000;
 
 /// The most devices or tunnels that a sentence names.
 const NAMED_MAX: usize = 4;
+
+/// The functions that go through rules.
+const RULES: [&str; 5] = [
+    "nft_do_chain",
+    "ipt_do_table",
+    "ip6t_do_table",
+    "arpt_do_table",
+    "ebt_do_table",
+];
+
+/// The counters of packets that conntrack itself dropped.
+const CONNTRACK_LOSSES: [&str; 3] = [
+    "conntrack_drop",
+    "conntrack_early_drop",
+    "conntrack_insert_failed",
+];
 
 impl Scene<'_> {
     /// Says why the packet of a sighting died. `None` if it did not.
@@ -120,6 +136,7 @@ impl<'a> Dead<'a> {
             (_, Some(About::Source { .. })) => self.by_source(&mut diagnosis),
             (CauseCode::UnknownVni, _) => self.by_vni(&mut diagnosis),
             (CauseCode::WrongMac, _) => self.by_mac(&mut diagnosis),
+            (CauseCode::Netfilter, _) => self.by_conntrack(&mut diagnosis),
             _ => {}
         }
         diagnosis
@@ -386,6 +403,31 @@ impl<'a> Dead<'a> {
         };
         let wanted = mac_words(wanted);
         diagnosis.detail = Some(format!("it was sent to {wanted}, and {own}; {whose}"));
+    }
+
+    /// Where no rule is on the stack, it was netfilter itself.
+    fn by_conntrack(&self, diagnosis: &mut Diagnosis) {
+        if Trace(self.death).has(&RULES) {
+            return;
+        }
+        let facts = self.scene.analysis.facts.iter();
+        let moved: Vec<&Fact> = facts
+            .filter(|fact| match fact {
+                Fact::Counter { netns, name, .. } => {
+                    Some(*netns) == self.sighting.netns && CONNTRACK_LOSSES.contains(&name.as_str())
+                }
+                _ => false,
+            })
+            .collect();
+        if moved.is_empty() {
+            return;
+        }
+        let evidence = moved.into_iter().map(|fact| Evidence::Fact(fact.clone()));
+        diagnosis.evidence.extend(evidence);
+        diagnosis.detail = Some(
+            "no rule is on the stack, and conntrack dropped packets during the trace, perhaps this one: its table is full, or two entries clashed"
+                .to_owned(),
+        );
     }
 
     fn device_name(&self) -> &'a str {

@@ -13,6 +13,7 @@ mod losses;
 mod lost;
 pub mod question;
 mod refusal;
+mod silence;
 #[cfg(test)]
 mod tests;
 mod words;
@@ -75,11 +76,13 @@ pub struct Place<'a> {
 
 /// Judges a flow.
 pub fn judge<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Judgement<'a> {
-    if flow.is_tcp() {
+    let mut judgement = if flow.is_tcp() {
         handshake::judge(flow, scene)
     } else {
         datagram::judge(flow, scene)
-    }
+    };
+    silence::suspect(&mut judgement, scene);
+    judgement
 }
 
 /// What a flow is judged by, besides itself.

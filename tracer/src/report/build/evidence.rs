@@ -16,6 +16,20 @@ impl Builder<'_> {
             } => Evidence::Counter {
                 netns: netns.inum,
                 netns_name: self.netns_name(*netns),
+                device: None,
+                name: name.clone(),
+                before: *before,
+                after: *after,
+            },
+            Fact::DeviceCounter {
+                device,
+                name,
+                before,
+                after,
+            } => Evidence::Counter {
+                netns: device.netns.inum,
+                netns_name: self.netns_name(device.netns),
+                device: self.device_of(*device),
                 name: name.clone(),
                 before: *before,
                 after: *after,
@@ -56,18 +70,19 @@ impl Builder<'_> {
                 time: self.time(*asked_ns),
                 netns: netns.inum,
                 netns_name: self.netns_name(*netns),
-                device: self
-                    .analysis
-                    .devices
-                    .get(DeviceId {
-                        netns: *netns,
-                        ifindex: *ifindex,
-                    })
-                    .map(|device| device.name.clone()),
+                device: self.device_of(DeviceId {
+                    netns: *netns,
+                    ifindex: *ifindex,
+                }),
                 addr: *addr,
                 state: state.map(|state| state.name().to_owned()),
                 mac: mac.map(crate::fact::mac_words),
             },
         }
+    }
+
+    fn device_of(&self, id: DeviceId) -> Option<String> {
+        let device = self.analysis.devices.get(id)?;
+        Some(device.name.clone())
     }
 }

@@ -256,10 +256,19 @@ fn evidence_words(evidence: &Evidence) -> String {
         Evidence::Counter {
             netns,
             netns_name,
+            device,
             name,
             before,
             after,
-        } => format!("{name} {before} → {after}{}", within(netns_name, *netns)),
+        } => {
+            let device = device
+                .as_ref()
+                .map_or_else(String::new, |device| format!(" of {device}"));
+            format!(
+                "{name}{device} {before} → {after}{}",
+                within(netns_name, *netns)
+            )
+        }
         Evidence::Route {
             time,
             netns,

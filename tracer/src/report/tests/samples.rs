@@ -307,6 +307,7 @@ pub(crate) fn dropped_in_output() -> Flow {
                 .map(str::to_owned)
                 .to_vec(),
                 evidence: vec![Evidence::Counter {
+                    device: None,
                     netns: REDIS.0,
                     netns_name: REDIS.1.map(str::to_owned),
                     name: "IpOutDiscards".to_owned(),

@@ -336,7 +336,16 @@ fn fact() -> impl Strategy<Value = Fact> {
             }))
         },
     );
-    prop_oneof![counter, sysctl, neighbour, route]
+    let device_counter =
+        (device_id(), any::<(String, u64, u64)>()).prop_map(|(device, (name, before, after))| {
+            Fact::DeviceCounter {
+                device,
+                name,
+                before,
+                after,
+            }
+        });
+    prop_oneof![counter, device_counter, sysctl, neighbour, route]
 }
 
 /// Any record but the header.

@@ -452,3 +452,135 @@ fn a_packet_in_a_tunnel_is_routed_by_the_tunnels_addresses() {
     assert_eq!(lookup.dst, SocketAddr::from(([192, 168, 0, 2], 4789)));
     assert_eq!(lookup.src.ip(), IpAddr::from([192, 168, 0, 1]));
 }
+
+fn device_counter(netns: NetnsId, ifindex: u32, name: &str) -> Fact {
+    Fact::DeviceCounter {
+        device: DeviceId { netns, ifindex },
+        name: name.to_owned(),
+        before: 3,
+        after: 5,
+    }
+}
+
+/// A SYN that node-b's driver took, and nothing after it.
+fn left(ifindex: u32) -> Story {
+    let mut story = Story::new(View::Netns {
+        netns: vec![POD_A, NODE_A],
+    });
+    for at_ms in [0, 1_000, 3_000] {
+        let mut way = THERE[..3].to_vec();
+        way[2] = Xmit(NODE_A, ifindex);
+        story.syn(at_ms, &way);
+    }
+    story
+}
+
+#[test]
+fn a_counter_of_the_device_through_which_a_packet_left_suggests_a_loss_there() {
+    let expect = |story: Story, detail: Option<&str>, evidence| {
+        story.check(
+            VerdictCode::RequestLeftNode,
+            Confidence::Inferred,
+            |judgement| {
+                let cause = judgement.cause.as_ref();
+                assert_eq!(cause.and_then(|cause| cause.detail.as_deref()), detail);
+                assert_eq!(cause.map_or(0, |cause| cause.evidence.len()), evidence);
+                assert!(cause.is_none_or(|cause| cause.code == CauseCode::Unknown));
+            },
+        );
+    };
+    expect(left(NIC), None, 0);
+    expect(
+        left(NIC)
+            .answer(device_counter(NODE_A, NIC, "tx_dropped"))
+            .answer(device_counter(NODE_A, NIC, "tx_carrier_errors")),
+        Some(
+            "tx_dropped of ens3 and tx_carrier_errors of ens3 rose during the trace, which suggests a loss there; a counter does not tell which packet moved it",
+        ),
+        2,
+    );
+    // The other direction, another device, another namespace.
+    let elsewhere = left(NIC)
+        .answer(device_counter(NODE_A, NIC, "rx_dropped"))
+        .answer(device_counter(NODE_A, LXC, "tx_dropped"))
+        .answer(device_counter(NODE_B, NIC, "tx_dropped"))
+        .answer(Fact::Counter {
+            netns: NODE_A,
+            name: "softnet_dropped".to_owned(),
+            before: 0,
+            after: 1,
+        });
+    expect(elsewhere, None, 0);
+}
+
+#[test]
+fn a_counter_of_the_peer_that_should_have_received_it_suggests_a_loss_there() {
+    let mut story = Story::whole();
+    for at_ms in [0, 1_000, 3_000] {
+        story.syn(at_ms, &THERE[..5]);
+    }
+    story
+        .answer(device_counter(POD_B, ETH0, "rx_dropped"))
+        .answer(device_counter(NODE_B, LXC, "rx_dropped"))
+        .check(VerdictCode::RequestNotAnswered, Confidence::Inferred, |judgement| {
+            let cause = judgement.cause.as_ref().expect("a suspicion");
+            assert_eq!(
+                cause.detail.as_deref(),
+                Some("rx_dropped of eth0 rose during the trace, which suggests a loss there; a counter does not tell which packet moved it")
+            );
+        });
+}
+
+#[test]
+fn no_device_is_suspected_where_the_listener_has_the_packet() {
+    let mut story = Story::whole();
+    for at_ms in [0, 1_000, 3_000] {
+        story.syn(at_ms, &THERE);
+    }
+    story
+        .answer(device_counter(POD_B, ETH0, "rx_dropped"))
+        .check(
+            VerdictCode::RequestNotAnswered,
+            Confidence::Inferred,
+            |judgement| {
+                assert!(judgement.cause.is_none());
+            },
+        );
+}
+
+#[test]
+fn conntrack_is_suspected_only_where_no_rule_is_on_the_stack() {
+    let dropped = || Fact::Counter {
+        netns: NODE_B,
+        name: "conntrack_insert_failed".to_owned(),
+        before: 0,
+        after: 2,
+    };
+    let by_rule = unroutable_by(
+        "NETFILTER_DROP",
+        &["nft_do_chain", "nf_hook_slow", "ip_forward"],
+    );
+    by_rule.answer(dropped()).says(
+        CauseCode::Netfilter,
+        "by a netfilter rule in FORWARD",
+        None,
+        0,
+    );
+    let itself = || unroutable_by("NETFILTER_DROP", &["nf_hook_slow", "ip_local_deliver"]);
+    let detail = "no rule is on the stack, and conntrack dropped packets during the trace, perhaps this one: its table is full, or two entries clashed";
+    itself().answer(dropped()).check(
+        VerdictCode::RequestDropped,
+        Confidence::Proven,
+        |judgement| {
+            let cause = judgement.cause.as_ref().expect("a cause");
+            assert_eq!(cause.detail.as_deref(), Some(detail));
+        },
+    );
+    itself().check(
+        VerdictCode::RequestDropped,
+        Confidence::Proven,
+        |judgement| {
+            assert!(judgement.cause.as_ref().expect("a cause").detail.is_none());
+        },
+    );
+}
