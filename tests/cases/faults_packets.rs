@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use anyhow::Result;
-use tracer::lab::{Family, Topology};
+use tracer::lab::{Family, Netns, Topology};
 use tracer_tests::bpf::{self, Victims};
 use tracer_tests::{
     Ends, Fault, Pair, SYN_ACK_LEFT_NODE_B, SYN_LEFT_NODE_A, Views, faults, offload, proven,
@@ -262,8 +262,41 @@ fn dead_neighbours(family: Family) -> Vec<Fault> {
     faults
 }
 
+/// IPsec policies that let nothing pass in the clear.
+fn blocking_policies(family: Family) -> Vec<Fault> {
+    let block = |node: &Netns, direction: &str, src: IpAddr, dst: IpAddr| -> Result<()> {
+        Ok(node.ip(&format!(
+            "xfrm policy add src {src} dst {dst} dir {direction} action block"
+        ))?)
+    };
+    let died = |code| proven(code).cause(&["xfrm"]);
+    // `ip6_forward` frees many for no reason given.
+    let forwarded = match family {
+        Family::V4 => died("request_dropped"),
+        Family::V6 => proven("request_dropped")
+            .cause(&["unknown"])
+            .function("ip6_forward"),
+    };
+    vec![
+        Fault::new(
+            "SYN: an IPsec policy of node-b blocks it",
+            Views::on_the_servers_node(forwarded.at("node-b", &["vx0"]), SYN_LEFT_NODE_A),
+            move |lab, pair| block(&lab.node_b, "fwd", pair.client, pair.server.ip()),
+        ),
+        Fault::new(
+            "SYN-ACK: an IPsec policy of pod-a blocks it",
+            Views::on_the_clients_node(
+                died("reply_dropped").at("pod-a", &["eth0"]),
+                SYN_ACK_LEFT_NODE_B,
+            ),
+            move |lab, pair| block(&lab.pod_a, "in", pair.server.ip(), pair.client),
+        ),
+    ]
+}
+
 fn all(family: Family) -> Result<()> {
     let mut faults = too_few_hops();
+    faults.extend(blocking_policies(family));
     faults.extend(wrong_checksums());
     faults.extend(impossible_sources(family)?);
     faults.push(unknown_source(family)?);

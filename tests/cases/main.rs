@@ -8,6 +8,7 @@ mod commands;
 mod data;
 mod datagrams;
 mod explain;
+mod faults_bridges;
 mod faults_listeners;
 mod faults_netfilter;
 mod faults_packets;

@@ -41,6 +41,14 @@ pub enum Evidence {
     Fact(Fact),
 }
 
+/// Where a bridge frees what it may not pass on to the port that leads to its destination.
+const BRIDGE: &[&str] = &[
+    "br_handle_frame_finish",
+    "br_forward",
+    "__br_forward",
+    "br_flood",
+];
+
 /// Where tunnel devices wrap a packet and look for a route to the other end.
 const TUNNEL_XMIT: &[&str] = &[
     "vxlan_xmit",
@@ -530,6 +538,9 @@ fn phrase(code: CauseCode, trace: &Trace<'_>, sighting: &Sighting, devices: &Dev
         CauseCode::RingFull => "because a receive queue is full".to_owned(),
         CauseCode::DeviceDown => "because the device is down".to_owned(),
         _ => match trace.reason() {
+            "" | "NOT_SPECIFIED" if trace.freed_in(BRIDGE) => {
+                "by the bridge, which does not pass it on to the port of its destination (the same port without hairpin, or both isolated)".to_owned()
+            }
             "" | "NOT_SPECIFIED" => {
                 format!(
                     "in {}, which gives no reason",
@@ -648,6 +659,9 @@ pub fn next(
         CauseCode::Qdisc => format!("`{ns}tc -s qdisc show dev {}`", device.unwrap_or("DEV")),
         CauseCode::DeviceDown | CauseCode::Mtu => {
             format!("`{ns}ip -s link show {}`", device.unwrap_or(""))
+        }
+        CauseCode::Unknown if matches!(&sighting.point, Point::Drop(death) if Trace(death).freed_in(BRIDGE)) => {
+            format!("`{ns}bridge -d link show` (hairpin, isolated) and `{ns}bridge fdb show`")
         }
         _ => return None,
     })
