@@ -27,6 +27,16 @@ pub struct Diagnosis {
     pub evidence: Vec<Evidence>,
 }
 
+impl Diagnosis {
+    /// The neighbour about which the kernel was asked.
+    pub(super) fn next_hop(&self) -> Option<IpAddr> {
+        self.evidence.iter().find_map(|evidence| match evidence {
+            Evidence::Fact(Fact::Neighbour { addr, .. }) => Some(*addr),
+            _ => None,
+        })
+    }
+}
+
 /// Something that supports a cause.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Evidence {
@@ -572,14 +582,18 @@ fn detail(code: CauseCode, sighting: &Sighting) -> Option<String> {
     }
 }
 
-/// The commands that show more, for a cause that was found in a namespace. `{ns}` is the prefix that enters it.
+/// The commands that show more, for a cause that was found in a namespace. `{ns}` is the prefix that enters it, `next_hop`
+/// the neighbour to which the packet was to go, where that is known.
 pub fn next(
     code: CauseCode,
     ns: &str,
     sighting: &Sighting,
     device: Option<&str>,
+    next_hop: Option<IpAddr>,
 ) -> Option<String> {
     let (src, dst) = (sighting.tuple.src, sighting.tuple.dst);
+    // A packet in a tunnel is routed by the tunnel's addresses.
+    let (from, to, _) = routed(sighting);
     Some(match code {
         CauseCode::Netfilter => {
             format!("`{ns}nft list ruleset` and look for a rule that drops {src} → {dst}")
@@ -589,7 +603,7 @@ pub fn next(
         }
         CauseCode::RpFilter => format!(
             "`{ns}ip route get {}` and compare its device with {}; `{ns}sysctl net.ipv4.conf.all.rp_filter`",
-            src.ip(),
+            from.ip(),
             device.unwrap_or("the one above"),
         ),
         CauseCode::NoListener if !sighting.tunnels.is_empty() => compare_tunnels(ns),
@@ -616,8 +630,8 @@ pub fn next(
         }
         CauseCode::NeighbourUnresolved => format!(
             "`{ns}ip neigh show to {}`; `{ns}ip route get {}`",
-            dst.ip(),
-            dst.ip()
+            next_hop.unwrap_or(to.ip()),
+            to.ip()
         ),
         CauseCode::WrongMac => format!(
             "`{ns}ip link show {}`, and `ip neigh` on the sender",
@@ -628,7 +642,7 @@ pub fn next(
             dst.ip()
         ),
         CauseCode::NoRoute | CauseCode::BlackholeRoute => {
-            format!("`{ns}ip route get {}`; `{ns}ip rule`", dst.ip())
+            format!("`{ns}ip route get {}`; `{ns}ip rule`", to.ip())
         }
         CauseCode::AsymmetricEgress => format!(
             "`{ns}ip rule`: which one sends {} → {} (mark {:#x}) out on {}?",

@@ -416,7 +416,7 @@ pub(super) fn next_of(at: &Sighting, cause: &Diagnosis, scene: &Scene<'_>) -> Op
         sighting: at,
         stage: cause.stage,
     });
-    diagnosis::next(cause.code, &ns, at, scene.device_name(at))
+    diagnosis::next(cause.code, &ns, at, scene.device_name(at), cause.next_hop())
 }
 
 /// What to run where the packet went.

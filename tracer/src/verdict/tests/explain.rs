@@ -359,7 +359,19 @@ fn the_gateways_entry_is_told_and_not_the_destinations() {
     };
     let check = |state, detail| {
         let phrase = "because the next hop's link-layer address never resolved";
-        story(state).says(CauseCode::NeighbourUnresolved, phrase, Some(detail), 2);
+        let story = story(state);
+        story.says(CauseCode::NeighbourUnresolved, phrase, Some(detail), 2);
+        story.check(
+            VerdictCode::RequestDropped,
+            Confidence::Proven,
+            |judgement| {
+                let next = judgement.next.as_deref();
+                assert_eq!(
+                    next,
+                    Some("`ip neigh show to 192.168.0.9`; `ip route get 10.0.2.2`")
+                );
+            },
+        );
     };
     check(
         Some(NeighbourState::Failed),
