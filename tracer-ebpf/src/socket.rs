@@ -134,8 +134,9 @@ impl Sock {
     }
 }
 
+/// An address from its two words.
 #[inline(always)]
-fn bytes(halves: [u64; 2]) -> [u8; 16] {
+pub fn bytes(halves: [u64; 2]) -> [u8; 16] {
     // SAFETY: both are 16 bytes without padding.
     unsafe { core::mem::transmute(halves) }
 }
@@ -249,7 +250,7 @@ pub fn report_with(statement: &Statement, again: impl FnOnce() -> Option<Again>)
                 old_state,
                 new_state,
                 pid,
-                known: sends_again | u32::from(owner.is_some()) * SOCKET_HAS_OWNER,
+                known: sends_again | (u32::from(owner.is_some()) * SOCKET_HAS_OWNER),
                 comm,
                 snd_una,
                 seq,

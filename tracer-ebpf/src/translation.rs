@@ -9,10 +9,11 @@
 //! - **TCP** is followed by its handshake, whose sequence numbers nobody else has.
 //! - **Datagrams and echoes** say little: an skb that was delivered is soon another packet's, often of the same length.
 //!   So only one that was received and goes on in the same namespace with a hop less, as what is forwarded does, is the
-//!   same packet under other addresses; or one that dies there. Those that are selected are remembered by their skb;
-//!   of all others, which must pay next to nothing, the last that this CPU received, since a packet is mostly
-//!   forwarded at once. That one is also found where the kernel puts the packet into another skb on the way
-//!   (`skb_expand_head`, for want of headroom), if one end of it is as it was.
+//!   same packet under other addresses; or one that dies there. One end of it must be as it was, unless this CPU
+//!   received nothing else in between. Those that are selected are remembered by their skb; of all others, which
+//!   must pay next to nothing, the last that this CPU received, since a packet is mostly forwarded at once. That one is
+//!   also found where the kernel puts the packet into another skb on the way (`skb_expand_head`, for want of
+//!   headroom).
 //!   Fragments are not followed: those behind the first have no ports, and conntrack puts all of them together.
 //!
 //! `tracer/src/flow/table.rs` joins the five-tuples by the same rules. Nothing of this runs where no filter is set.
@@ -20,12 +21,13 @@
 use tracer_common::{
     event::Kind,
     ledger::Counter,
-    packet::{Layer, Packet, TCP_ACK, TCP_RST, TCP_SYN, halves},
+    packet::{Layer, Packet, TCP_ACK, TCP_RST, TCP_SYN, flow_echo_id, flow_hash, halves},
 };
 
 use crate::{
     config::config,
     maps::{FOLLOWING, LAST_RECEIVED, PASSING, TRANSLATED, count},
+    socket::bytes,
 };
 
 /// In [`FOLLOWING`]: whether any flow was translated.
@@ -38,19 +40,20 @@ const DATAGRAM: u32 = 1;
 #[repr(C)]
 pub struct Passing {
     skb: u64,
-    /// [`Packet::flow_hash`] of the addresses that it had last.
-    flow: u64,
     /// What it says, which no translation changes.
     says: u64,
-    /// The source address and port, mixed.
-    src: u64,
-    /// The destination address and port, mixed.
-    dst: u64,
-    /// The protocol, and the TCP flags or the ICMP type.
-    what: u32,
-    hop_limit: u32,
+    /// The addresses that it had last, as words.
+    src: [u64; 2],
+    dst: [u64; 2],
+    src_port: u16,
+    dst_port: u16,
+    echo_id: u16,
+    protocol: u8,
+    /// The TCP flags, or the ICMP type.
+    what: u8,
     netns_inum: u32,
-    selected: u32,
+    hop_limit: u16,
+    selected: u16,
 }
 
 /// Whether the flow is selected under other addresses than these.
@@ -82,7 +85,7 @@ pub fn follow(packet: &Packet, skb: u64, matches: bool, kind: Kind, netns_inum: 
 
 #[inline(always)]
 fn handshake(packet: &Packet, layer: &Layer, skb: u64, matches: bool, kind: Kind) -> bool {
-    let now = &mut passing(packet, layer, skb, matches, 0);
+    let now = &mut Passing::of(packet, layer, skb, matches, 0);
     // SAFETY: the value is copied at once.
     let before = unsafe { PASSING.get(skb) }.copied();
     if let Some(before) = before
@@ -108,7 +111,7 @@ fn datagram(
     kind: Kind,
     netns_inum: u32,
 ) -> bool {
-    let now = &mut passing(packet, layer, skb, matches, netns_inum);
+    let now = &mut Passing::of(packet, layer, skb, matches, netns_inum);
     if matches!(kind, Kind::Receive) {
         if now.selected == 0 {
             // What was remembered of this skb is another packet's.
@@ -127,28 +130,29 @@ fn datagram(
         }
         return now.selected != 0;
     }
-    let known = if is_any(DATAGRAM) {
+    let Some(last) = LAST_RECEIVED.get_ptr(0) else {
+        return now.selected != 0;
+    };
+    // SAFETY: the value stays readable while this program runs.
+    let last = unsafe { &*last };
+    let came_at_once = last.skb == skb;
+    let known = if !came_at_once && is_any(DATAGRAM) {
         PASSING.get_ptr(skb)
     } else {
         None
     };
-    let Some(before) = known.or_else(|| LAST_RECEIVED.get_ptr(0)) else {
-        return now.selected != 0;
-    };
-    // SAFETY: the value stays readable while this program runs.
-    let before = unsafe { &*before };
+    // SAFETY: as above.
+    let before = known.map_or(last, |known| unsafe { &*known });
     let hops = before.hop_limit.wrapping_sub(now.hop_limit);
     let goes_on = if dies(kind) {
         hops <= 1
     } else {
         hops == 1 && before.netns_inum == netns_inum
     };
-    let keeps_an_end = before.src == now.src || before.dst == now.dst;
-    let is_same = if dies(kind) {
-        keeps_an_end
-    } else {
-        keeps_an_end || before.skb == skb
-    };
+    let keeps_an_end = is_same_src(before, now) || is_same_dst(before, now);
+    // The skb alone proves nothing: where the kernel copies a packet on its way, the skb that came is free at once, and
+    // the next packet's.
+    let is_same = keeps_an_end || came_at_once && !dies(kind);
     if goes_on && is_same && is_translated_to(before, now) {
         learn(before, now);
     }
@@ -158,19 +162,31 @@ fn datagram(
 /// Whether two sightings show one packet with other addresses, only one of which are selected.
 #[inline(always)]
 fn is_translated_to(before: &Passing, now: &Passing) -> bool {
-    before.flow != now.flow
+    before.selected != now.selected
         && before.says == now.says
         && before.what == now.what
-        && before.selected != now.selected
+        && before.protocol == now.protocol
+        && !(is_same_src(before, now) && is_same_dst(before, now))
+}
+
+/// Who asks an echo is known by its identifier as well, which stands for a port.
+#[inline(always)]
+fn is_same_src(before: &Passing, now: &Passing) -> bool {
+    before.src_port == now.src_port && before.echo_id == now.echo_id && before.src == now.src
+}
+
+#[inline(always)]
+fn is_same_dst(before: &Passing, now: &Passing) -> bool {
+    before.dst_port == now.dst_port && before.dst == now.dst
 }
 
 /// Selects the flow that is not selected yet.
 #[inline(always)]
 fn learn(before: &Passing, now: &mut Passing) {
     let flow = if now.selected == 0 {
-        now.flow
+        now.flow_hash()
     } else {
-        before.flow
+        before.flow_hash()
     };
     if TRANSLATED.insert(flow, 1u8, 0).is_err() {
         count(Counter::TableFull);
@@ -179,40 +195,50 @@ fn learn(before: &Passing, now: &mut Passing) {
     now.selected = 1;
 }
 
-/// What is remembered of a packet that passes; it is selected if it `matches`, or under other addresses.
-#[inline(always)]
-fn passing(packet: &Packet, layer: &Layer, skb: u64, matches: bool, netns_inum: u32) -> Passing {
-    let flow = packet.flow_hash(config!(flow_seed));
-    let (says, what) = if layer.is_tcp() {
-        (
-            u64::from(layer.seq) << 32 | u64::from(layer.ack),
-            layer.tcp_flags & (TCP_SYN | TCP_ACK),
-        )
-    } else {
-        // Of an echo the sequence number; the identifier is translated as a port is.
-        let number = u64::from(layer.icmp_rest as u16);
-        (
-            u64::from(layer.payload_len) << 32 | u64::from(layer.ip_id as u16) << 16 | number,
-            layer.icmp_type,
-        )
-    };
-    Passing {
-        skb,
-        flow,
-        says,
-        src: end(&layer.src, layer.src_port),
-        dst: end(&layer.dst, layer.dst_port),
-        what: u32::from(layer.protocol) << 8 | u32::from(what),
-        hop_limit: u32::from(layer.ttl),
-        netns_inum,
-        selected: u32::from(matches || is_any(TRANSLATION) && is_translated(flow)),
+impl Passing {
+    /// What is remembered of a packet that passes; it is selected if it `matches`, or under other addresses.
+    #[inline(always)]
+    fn of(packet: &Packet, layer: &Layer, skb: u64, matches: bool, netns_inum: u32) -> Self {
+        let (says, what) = if layer.is_tcp() {
+            (
+                u64::from(layer.seq) << 32 | u64::from(layer.ack),
+                layer.tcp_flags & (TCP_SYN | TCP_ACK),
+            )
+        } else {
+            // Of an echo the sequence number; the identifier is translated as a port is.
+            let number = u64::from(layer.icmp_rest as u16);
+            (
+                u64::from(layer.payload_len) << 32 | u64::from(layer.ip_id as u16) << 16 | number,
+                layer.icmp_type,
+            )
+        };
+        Self {
+            skb,
+            says,
+            src: halves(&layer.src),
+            dst: halves(&layer.dst),
+            src_port: layer.src_port,
+            dst_port: layer.dst_port,
+            echo_id: flow_echo_id(layer),
+            protocol: layer.protocol,
+            what,
+            netns_inum,
+            hop_limit: u16::from(layer.ttl),
+            selected: u16::from(matches || is_followed(packet)),
+        }
     }
-}
 
-#[inline(always)]
-fn end(address: &[u8; 16], port: u16) -> u64 {
-    let [high, low] = halves(address);
-    high ^ low.rotate_left(32) ^ u64::from(port)
+    /// [`Packet::flow_hash`] of the addresses that it had last: it takes longer than all the rest, and is seldom asked for.
+    #[inline(always)]
+    fn flow_hash(&self) -> u64 {
+        flow_hash(
+            (&bytes(self.src), self.src_port),
+            (&bytes(self.dst), self.dst_port),
+            self.protocol,
+            self.echo_id,
+            config!(flow_seed),
+        )
+    }
 }
 
 #[inline(always)]

@@ -1,6 +1,6 @@
 //! A hash of the flow that a packet belongs to.
 
-use super::Packet;
+use super::{Layer, Packet};
 
 impl Packet {
     /// A hash of the flow's five-tuple, the same for both directions: protocol, the two ends as an unordered pair,
@@ -17,13 +17,32 @@ impl Packet {
             layer.dst_port,
             seed,
         ));
-        let echo = if layer.is_echo_request() || layer.is_echo_reply() {
-            layer.echo_id()
-        } else {
-            0
-        };
+        let echo = flow_echo_id(layer);
         mix(ends ^ u64::from(layer.protocol) << 16 ^ u64::from(echo))
     }
+}
+
+/// The identifier by which the flows of ICMP echoes are told apart, 0 in any other packet.
+#[inline(always)]
+pub const fn flow_echo_id(layer: &Layer) -> u16 {
+    if layer.is_echo_request() || layer.is_echo_reply() {
+        layer.echo_id()
+    } else {
+        0
+    }
+}
+
+/// [`Packet::flow_hash`] of a flow of which nothing else is known.
+#[inline(always)]
+pub fn flow_hash(
+    src: (&[u8; 16], u16),
+    dst: (&[u8; 16], u16),
+    protocol: u8,
+    echo_id: u16,
+    seed: u64,
+) -> u64 {
+    let ends = end_hash(src.0, src.1, seed).wrapping_add(end_hash(dst.0, dst.1, seed));
+    mix(ends ^ u64::from(protocol) << 16 ^ u64::from(echo_id))
 }
 
 #[inline(always)]

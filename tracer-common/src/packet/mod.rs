@@ -18,7 +18,7 @@ mod transport;
 mod tunnel;
 
 pub use dns::{DnsHeader, dns_header, is_dns};
-pub use hash::halves;
+pub use hash::{flow_echo_id, flow_hash, halves};
 pub use layer::{
     FLAG_DONT_FRAGMENT, FLAG_FIRST_FRAGMENT, FLAG_LATER_FRAGMENT, FLAG_PORTS, FLAG_TRANSPORT,
     Layer, TCP_ACK, TCP_FIN, TCP_PSH, TCP_RST, TCP_SYN,
