@@ -117,11 +117,8 @@ impl<'a> Stream<'a> {
             .filter_map(|each| death_of(each, flow, scene))
             .collect();
         let last = *deaths.last()?;
-        let is_final =
-            deaths.len() >= 2 || scene.now_ns.saturating_sub(last.time_ns) >= NOT_REPEATED_FOR_NS;
         // A copy that went on may have arrived.
-        let all_died = deaths.len() == copies.len();
-        if !is_final || !all_died || !self.is_whole(flow, number, deaths.len(), scene) {
+        if deaths.len() < copies.len() || !self.is_proven(flow, number, &deaths, scene) {
             return None;
         }
         let what = format!(
@@ -133,17 +130,35 @@ impl<'a> Stream<'a> {
         finding(&what, copies.len(), last, scene)
     }
 
-    /// Whether so many deaths are all that became of the segment that begins at a byte. Where packets that pass are not all
-    /// kept, the sender's socket says whenever it has handed the segment to a device again (`tcp_retransmit_skb` is silent
-    /// if the device refused it), and whether it still waited for it then.
-    fn is_whole(&self, flow: &Flow<'_>, number: u32, deaths: usize, scene: &Scene<'_>) -> bool {
+    /// Whether these deaths are all that became of a byte.
+    ///
+    /// Where packets that pass are not all kept, the sender's socket says whenever it has handed bytes to a device again
+    /// (`tcp_retransmit_skb` is silent if the device refused them), and how far the other end was then. A byte that was lost
+    /// for good dies again and again, on the way that the handshake took; a copy for somebody else does not.
+    fn is_proven(
+        &self,
+        flow: &Flow<'_>,
+        number: u32,
+        deaths: &[&Sighting],
+        scene: &Scene<'_>,
+    ) -> bool {
+        let [first, .., last] = deaths else {
+            let unrepeated =
+                |dead: &&Sighting| scene.now_ns.saturating_sub(dead.time_ns) >= NOT_REPEATED_FOR_NS;
+            return flow.sampled_since_ns.is_none() && deaths.iter().all(unrepeated);
+        };
         if flow.sampled_since_ns.is_none() {
             return true;
         }
-        let of_it = self.again.iter().filter(|(_, again)| again.seq == number);
-        let last = self.again.last();
-        let moved_on = last.is_some_and(|(_, again)| is_after(again.snd_una, number));
-        self.sender_is_heard(scene) && !moved_on && deaths > of_it.count()
+        let may_carry = |(_, again): &&(u64, Again)| !is_after(again.seq, number);
+        let last_again = self.again.last();
+        let moved_on = last_again.is_some_and(|(_, again)| is_after(again.snd_una, number));
+        self.sender_is_heard(scene)
+            && !moved_on
+            && deaths.len() >= STALLED_COPIES
+            && last.time_ns.saturating_sub(first.time_ns) >= STALLED_FOR_NS
+            && deaths.len() > self.again.iter().filter(may_carry).count()
+            && scene.is_on_the_way(last, flow)
     }
 
     /// Whether the sender's socket is in view, so that it would tell of what it sends again.
@@ -179,7 +194,7 @@ impl<'a> Stream<'a> {
     fn stalled(&self, flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<'a>> {
         let number = self.first_unacknowledged(scene)?;
         if flow.sampled_since_ns.is_some() {
-            return self.stalled_by_socket(number, flow);
+            return self.stalled_by_socket(number, flow, scene);
         }
         let copies = self.copies_of(number);
         let (first, last) = (copies.first()?, copies.last()?);
@@ -224,8 +239,14 @@ impl<'a> Stream<'a> {
         })
     }
 
-    /// As the sender's socket tells it, of a connection whose packets are not all kept.
-    fn stalled_by_socket(&self, number: u32, flow: &Flow<'a>) -> Option<Finding<'a>> {
+    /// As the sender's socket tells it, of a connection whose packets are not all kept. Whether its last try arrived is
+    /// known only when the next is due, twice as long after it as it came after the one before.
+    fn stalled_by_socket(
+        &self,
+        number: u32,
+        flow: &Flow<'a>,
+        scene: &Scene<'_>,
+    ) -> Option<Finding<'a>> {
         let waits = |(_, again): &&(u64, Again)| again.snd_una == number && again.seq == number;
         let again: Vec<u64> = self
             .again
@@ -234,15 +255,16 @@ impl<'a> Stream<'a> {
             .take_while(waits)
             .map(|each| each.0)
             .collect();
-        let (last_ns, first_ns) = (again.first()?, again.last()?);
+        let [last_ns, before_ns, .., first_ns] = again.as_slice() else {
+            return None;
+        };
         let tried_for_ns = last_ns.saturating_sub(*first_ns);
-        // The first copy was sent before the socket sent it again.
-        if again.len() + 1 < STALLED_COPIES || tried_for_ns < STALLED_FOR_NS || self.was_reset(flow)
-        {
+        let next_due_ns = last_ns.saturating_add(3 * last_ns.saturating_sub(*before_ns));
+        if tried_for_ns < STALLED_FOR_NS || scene.now_ns > next_due_ns || self.was_reset(flow) {
             return None;
         }
         let summary = format!(
-            "stalled: the {} sent the same bytes again {} in {}, and they were never acknowledged; their way is not known, since this connection's packets are not all kept",
+            "stalled: the {} sent the same bytes again {} in {}, and they were not acknowledged in between; their way is not known, since this connection's packets are not all kept",
             self.sender(),
             words::times(again.len()),
             words::duration(tried_for_ns)

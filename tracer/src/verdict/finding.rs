@@ -93,6 +93,15 @@ pub(super) fn doubt(flow: &Flow<'_>, finding: &Finding<'_>, scene: &Scene<'_>) -
     {
         return Some("it had more packets than are kept of one flow".to_owned());
     }
+    if finding.confidence == Confidence::Proven
+        && flow.sampled_since_ns.is_some()
+        && !flow.is_tcp()
+        && !finding
+            .at
+            .is_some_and(|place| scene.is_on_the_way(place.sighting, flow))
+    {
+        return Some("it had more packets than are kept, and those that died may be copies for somebody else".to_owned());
+    }
     let missing = scene
         .missing_hook()
         .filter(|_| finding.confidence == Confidence::Inferred)?;

@@ -179,10 +179,12 @@ pub(super) fn arrived(sighting: &Sighting) -> bool {
 /// Freed by TCP because the connection is over for the receiver: what follows is a RST, which says so.
 pub(super) fn is_refused_by_tcp(sighting: &Sighting) -> bool {
     let over = |death: &Death| {
+        let reason = death.reason.as_deref().unwrap_or_default();
         freed_in_tcp(death)
-            && death.reason.as_deref().is_none_or(|reason| {
-                reason == "NO_SOCKET" || reason == "TCP_CLOSE" || reason.starts_with("TCP_ABORT_ON")
-            })
+            && (!death.has_reason()
+                || reason == "NO_SOCKET"
+                || reason == "TCP_CLOSE"
+                || reason.starts_with("TCP_ABORT_ON"))
     };
     matches!(&sighting.point, Point::Drop(death) if over(death))
 }

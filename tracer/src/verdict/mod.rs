@@ -139,6 +139,32 @@ impl<'a> Scene<'a> {
         })
     }
 
+    /// Whether a packet of the flow died on the way on which others of its direction arrived or left, by their skbs: a copy
+    /// that was made for somebody else has another skb, and another way.
+    fn is_on_the_way(&self, dead: &Sighting, flow: &Flow<'_>) -> bool {
+        let from_client = flow.is_from_client(dead);
+        let parts: &[&Vec<Transmission<'_>>] = if from_client {
+            &[&flow.request, &flow.ack]
+        } else {
+            &[&flow.reply]
+        };
+        let passes = |transmission: &&Transmission<'_>| {
+            let end = self.end(transmission);
+            let skb = end.sighting().skb;
+            !matches!(end, End::Died(_))
+                && transmission.sightings().iter().any(|seen| {
+                    seen.skb == skb
+                        && seen.netns.is_some()
+                        && seen.netns == dead.netns
+                        && seen.ifindex == dead.ifindex
+                })
+        };
+        parts
+            .iter()
+            .flat_map(|part| part.iter())
+            .any(|each| passes(&each))
+    }
+
     /// Whether a hook is attached.
     fn watches(&self, name: &str) -> bool {
         let mut hooks = self.analysis.header.hooks.iter();
