@@ -224,9 +224,10 @@ impl<'a> Dead<'a> {
                         .map(|hop| self.scene.ifindex_words(route.netns, hop.ifindex))
                         .collect();
                     format!(
-                        "the route back to {source} leaves through {} ({})",
+                        "the route back to {source} leaves through {} ({}){}",
                         devices.join(" and "),
-                        self.scene.route_words(route)
+                        self.scene.route_words(route),
+                        caution(route)
                     )
                 }
                 _ => format!(
@@ -269,8 +270,10 @@ impl<'a> Dead<'a> {
 
     fn by_neighbour(&self, lookup: &Lookup, diagnosis: &mut Diagnosis) {
         let device = self.device_name();
+        let mut caveat = "";
         let next_hop = self.route(lookup).map(|(fact, route)| {
             diagnosis.evidence.push(Evidence::Fact(fact.clone()));
+            caveat = caution(route);
             let on_device = route
                 .hops
                 .iter()
@@ -295,8 +298,11 @@ impl<'a> Dead<'a> {
             _ => false,
         });
         let what = match gateway {
-            Some(_) => format!("the next hop to {} is the gateway {addr}", lookup.target()),
-            None => format!("the next hop is {addr} itself"),
+            Some(_) => format!(
+                "the next hop to {} is the gateway {addr}{caveat}",
+                lookup.target()
+            ),
+            None => format!("the next hop is {addr} itself{caveat}"),
         };
         let state = neighbour.map(|fact| {
             diagnosis.evidence.push(Evidence::Fact(fact.clone()));
@@ -494,6 +500,15 @@ impl<'a> Dead<'a> {
 struct Sysctl {
     all: i64,
     own: i64,
+}
+
+/// What is to be said where the packet itself may have been routed otherwise.
+const fn caution(route: &Route) -> &'static str {
+    if route.uncertain {
+        ", unless a rule looked at what could not be asked"
+    } else {
+        ""
+    }
 }
 
 /// Whether an answer is about this packet, too.

@@ -297,6 +297,14 @@ fn reverse_path_filtering_is_told_with_the_greater_of_its_two_values() {
         3,
     );
     says(
+        story().found(Route {
+            uncertain: true,
+            ..back(RouteKind::Unicast, LXC)
+        }),
+        "rp_filter is 2 on ens3 (all=2, ens3=1), and the route back to 10.0.1.2 leaves through lxcb (10.0.2.0/24 dev lxcb in table main), unless a rule looked at what could not be asked",
+        3,
+    );
+    says(
         story().found(back(RouteKind::None, LXC)),
         "rp_filter is 2 on ens3 (all=2, ens3=1), and there is no route back to 10.0.1.2",
         3,
