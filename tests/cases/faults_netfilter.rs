@@ -48,6 +48,14 @@ fn drops_at_every_hook() -> Vec<Fault> {
             },
         ),
         Fault::new(
+            "SYN in node-a's FORWARD",
+            Views::on_the_clients_node(
+                syn.at("node-a", &["lxca"]).stage("forward").says("FORWARD"),
+                unseen(),
+            ),
+            |lab, pair| faults::netfilter(&lab.node_a, "forward", &format!("{} drop", pair.syn())),
+        ),
+        Fault::new(
             "SYN in node-b's FORWARD",
             Views::on_the_servers_node(
                 syn.at("node-b", &["vx0"]).stage("forward").says("FORWARD"),
@@ -116,6 +124,19 @@ fn drops_at_every_hook() -> Vec<Fault> {
             ),
             |lab, pair| {
                 faults::netfilter(&lab.node_b, "forward", &format!("{} drop", pair.syn_ack()))
+            },
+        ),
+        Fault::new(
+            "SYN-ACK in node-a's FORWARD",
+            Views::on_the_clients_node(
+                syn_ack
+                    .at("node-a", &["vx0"])
+                    .stage("forward")
+                    .says("FORWARD"),
+                SYN_ACK_LEFT_NODE_B,
+            ),
+            |lab, pair| {
+                faults::netfilter(&lab.node_a, "forward", &format!("{} drop", pair.syn_ack()))
             },
         ),
         Fault::new(

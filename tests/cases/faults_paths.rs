@@ -1,14 +1,17 @@
 //! Ways that are no ways, or another on the way back: forwarding, link-layer addresses, routing by rule, a service that
 //! leads back to its client.
 
+use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use tracer::lab::{Family, Netns, Outcome, Server, Topology, connect};
+use tracer_tests::faults::{self, SYN};
 use tracer_tests::{
-    Ends, Expected, Fault, Observers, SYN_ACK_LEFT_NODE_B, SYN_LEFT_NODE_A, Scenario, Views,
-    answered, both, inferred, proven, side_by_side, unseen, with_lab,
+    Ends, Expected, Fault, Observers, SYN_ACK_LEFT_NODE_B, SYN_LEFT_NODE_A, Scenario, Tracer,
+    Views, answered, both, by_netfilter, differences, inconclusive, inferred, proven, side_by_side,
+    unseen, with_lab,
 };
 
 const PATIENCE: Duration = Duration::from_millis(3400);
@@ -108,20 +111,6 @@ fn synack_for_a_neighbour_that_never_resolves_over_ipv6() -> Result<()> {
     })
     .over(Family::V6)
     .must_show(Views::on_the_servers_node(dropped, SYN_LEFT_NODE_A))
-}
-
-#[test]
-fn server_pod_has_no_route_back_over_ipv6() -> Result<()> {
-    let not_answered = inferred("request_not_answered")
-        .at("pod-b", &["eth0", "null"])
-        .cause(&["no_route"]);
-    Scenario::broken_by(|lab| {
-        Ok(lab
-            .pod_b
-            .ip(&format!("route del default via {}", lab.plan.gateway_b()))?)
-    })
-    .over(Family::V6)
-    .must_show(Views::on_the_servers_node(not_answered, SYN_LEFT_NODE_A))
 }
 
 /// Another wire from node-b to the router, to which a rule of node-b's sends what pod-b answers.
@@ -245,4 +234,95 @@ fn a_pod_does_not_reach_itself_through_a_service_without_masquerade_over_ipv6() 
         .at("pod-b", &["lo"])
         .reason("NO_SOCKET");
     reaches_itself_through_a_service(Family::V6, false, Ends::TimedOut, dropped)
+}
+
+/// A rule of the router that drops every ACK inside the VXLAN, with or without data or a FIN.
+fn drop_acks_in_tunnel(lab: &Topology) -> Result<()> {
+    const SYN_RST_ACK: u8 = 0x16;
+    const ACK: u8 = 0x10;
+    // From the outer UDP header: UDP 8, VXLAN 8, Ethernet 14, IP, then byte 13 of TCP are the flags.
+    let inner_ip = match lab.plan.family() {
+        Family::V4 => 20,
+        Family::V6 => 40,
+    };
+    let at_bit = (8 + 8 + 14 + inner_ip + 13) * 8;
+    faults::netfilter(
+        &lab.underlay,
+        "forward",
+        &format!("udp dport 4789 @th,{at_bit},8 & {SYN_RST_ACK:#x} == {ACK:#x} drop"),
+    )
+}
+
+#[test]
+fn ack_dropped_by_the_underlays_router() -> Result<()> {
+    let views = Views {
+        full: by_netfilter("ack_dropped").at("underlay", &["toa"]),
+        server_node: SYN_ACK_LEFT_NODE_B,
+        client_node: answered(),
+    };
+    both(|family| {
+        Scenario::broken_by(drop_acks_in_tunnel)
+            .over(family)
+            .ends(Ends::Connected)
+            .must_show(views)
+    })
+}
+
+/// pod-c's wire ends at node-b's `lxcm`, on which pod-d's macvlan lies: what pod-c sends to pod-d arrives there and is
+/// taken by a device of another namespace, without an event.
+fn behind_a_macvlan(family: Family) -> Result<()> {
+    with_lab(family, |lab| {
+        let (pod_c, pod_d) = (Netns::add("pod-c")?, Netns::add("pod-d")?);
+        let (client, server, prefix) = match family {
+            Family::V4 => ("192.0.2.1", "192.0.2.2", 24),
+            Family::V6 => ("2001:db8::1", "2001:db8::2", 64),
+        };
+        lab.node_b.ip(
+            "link add lxcm index 31 type veth peer name far netns pod-c\n\
+             link set lxcm up\n\
+             link add link lxcm name mv0 netns pod-d type macvlan mode bridge",
+        )?;
+        for (pod, device, addr) in [(&pod_c, "far", client), (&pod_d, "mv0", server)] {
+            pod.ip(&format!("link set {device} up"))?;
+            let address = format!("{addr}/{prefix}");
+            pod.command("ip", &["address", "add", &address, "dev", device, "nodad"])?;
+        }
+        let server = SocketAddr::new(server.parse()?, 6379);
+        let _server = Server::start(&pod_d, server)?;
+        let start = |arguments: &[&str]| {
+            let always = ["trace", "--format", "json", "--for", "60s"];
+            Tracer::start(&[&always[..], arguments].concat())
+        };
+        // One sees only where the wire ends, the other the pods alone.
+        let mut node = start(&["--netns", "node-b", "--netns", "pod-c"])?;
+        let mut pods = start(&["--netns", "pod-c", "--netns", "pod-d"])?;
+        node.wait_until_ready()?;
+        pods.wait_until_ready()?;
+        let healthy = connect(&pod_c, 0, server)?;
+        let first = healthy.local;
+        let outcome = healthy.wait(PATIENCE);
+        ensure!(matches!(outcome, Outcome::Connected(_)), "{outcome:?}");
+        faults::netfilter(&pod_d, "input", &format!("{SYN} drop"))?;
+        let broken = connect(&pod_c, 0, server)?;
+        let second = broken.local;
+        let outcome = broken.wait(PATIENCE);
+        ensure!(matches!(outcome, Outcome::TimedOut), "{outcome:?}");
+        thread::sleep(SETTLE);
+        let dropped = by_netfilter("request_dropped").at("pod-d", &["mv0"]);
+        let views = [
+            (node, answered(), inconclusive()),
+            (pods, answered(), dropped),
+        ];
+        for (tracer, healthy, broken) in views {
+            let run = tracer.interrupt()?;
+            let wrong = differences(&run, &[(first, healthy), (second, broken)])?;
+            ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn silence_behind_a_pods_macvlan_proves_nothing() -> Result<()> {
+    both(behind_a_macvlan)
 }
