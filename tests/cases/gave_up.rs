@@ -114,10 +114,9 @@ fn a_synack_that_is_delayed_until_the_client_gave_up_is_innocent() -> Result<()>
     .must_show()
 }
 
-/// Lets a queue in front of pod-a hold the next packet for about half a second, which is less than the server waits
-/// before it sends its SYN-ACK again.
+/// Lets a queue in front of pod-a hold the next packet for about a second.
 fn slow_link(lab: &Topology) -> Result<()> {
-    let queue = "qdisc add dev lxca root tbf rate 1200bit burst 160 limit 10000";
+    let queue = "qdisc add dev lxca root tbf rate 600bit burst 160 limit 10000";
     let arguments: Vec<&str> = queue.split(' ').collect();
     lab.node_a.command("tc", &arguments)?;
     // The queue lets as much pass at once as it was idle for: that is used up first.
