@@ -283,10 +283,20 @@ impl Facts<'_> {
         let mut accepted = Vec::new();
         if is_answered {
             accepted.push(answered());
+            for killer in relevant.iter().filter(|killer| killer.counted.is_some()) {
+                accepted.extend(self.data_lost(killer, seen));
+            }
+            if !acks.is_empty() && at_least < SURELY_AFTER_FIRST {
+                // The ACK that passed may have done so when the window had closed.
+                for fate in &acks {
+                    accepted.extend(self.lost(Packet::Ack, std::slice::from_ref(fate), seen));
+                }
+            }
         } else if connection.end == End::Connected {
             accepted.extend(self.lost(Packet::Ack, &acks, seen));
         } else {
-            accepted.extend(self.unanswered(&relevant, &syns, &syn_acks, reached, port, seen));
+            accepted
+                .extend(self.unanswered(&relevant, &syns, &syn_acks, reached, connection, seen));
         }
         // A window that closed early knows only the beginning, of which each of these may be the whole truth.
         if !is_over || seen.closed.0 < connection.ended {
@@ -297,7 +307,8 @@ impl Facts<'_> {
             }
         }
         accepted.retain(|accepted| match accepted.code {
-            "answered" | "refused" => true,
+            // Data that is sent again has its own clock.
+            "answered" | "refused" | "data_dropped" | "stalled" => true,
             "ack_dropped" => at_most >= TWO_ACKS,
             _ if accepted.may_be_proven => at_most >= TWO_DEATHS,
             _ => at_most >= DEADLINE,
@@ -313,9 +324,11 @@ impl Facts<'_> {
         syns: &[Fate<'_>],
         syn_acks: &[Fate<'_>],
         reached: u64,
-        port: u16,
+        connection: &Connection,
         seen: Seen,
     ) -> Vec<Accepted> {
+        let port = connection.port;
+        let is_silent = connection.end == End::GaveUp;
         let mut accepted = Vec::new();
         let effect = |effect| relevant.iter().find(|killer| killer.effect == effect);
         let rejected: Vec<&Fate<'_>> = syns
@@ -324,6 +337,14 @@ impl Facts<'_> {
             .collect();
         for fate in &rejected {
             accepted.extend(self.refused(fate.killer, relevant, seen));
+            // ICMP errors are rate limited: a rejected SYN may die without a word.
+            let silent = Killer {
+                causes: &["netfilter", "rejected"],
+                ..fate.killer.clone()
+            };
+            if is_silent {
+                accepted.extend(self.lost_at(Packet::Syn, &silent, seen));
+            }
         }
         if !rejected.is_empty() {
             return accepted;
@@ -413,10 +434,42 @@ impl Facts<'_> {
                 vec![left("reply_left_node", low, Direction::Reply)]
             }
             Packet::SynAck => vec![dropped("reply_dropped")],
-            Packet::Ack if netns > high => vec![answered()],
+            // What carries data after the handshake is taken as well.
+            Packet::Ack if netns > high => {
+                vec![answered(), left("stalled", high, Direction::Request)]
+            }
             Packet::Ack if netns < low => vec![left("reply_left_node", low, Direction::Reply)],
             Packet::Ack => vec![dropped("ack_dropped")],
         }
+    }
+
+    /// A rule takes what one side sends on an established connection.
+    fn data_lost(&self, killer: &Killer, seen: Seen) -> Option<Accepted> {
+        let (low, high) = seen.range;
+        let takes_data = killer.packet == Packet::Ack || killer.takes_resets;
+        if !takes_data {
+            return None;
+        }
+        let here = (low..=high).contains(&killer.netns);
+        Some(Accepted {
+            code: if here { "data_dropped" } else { "stalled" },
+            may_be_proven: here,
+            netns: if here {
+                vec![self.shape.name(killer.netns)]
+            } else {
+                self.names(seen)
+            },
+            devices: if here {
+                killer.devices.clone()
+            } else {
+                Vec::new()
+            },
+            causes: if here {
+                killer.causes.to_vec()
+            } else {
+                vec!["null"]
+            },
+        })
     }
 
     fn refused(&self, killer: &Killer, relevant: &[&Killer], seen: Seen) -> Vec<Accepted> {

@@ -139,7 +139,7 @@ pub struct Observed {
 }
 
 /// How far the window that a report tells may be from the time that this process measures.
-const CLOCK_ERROR: Duration = Duration::from_millis(150);
+const CLOCK_ERROR: Duration = Duration::from_millis(600);
 
 impl Observer {
     /// Starts it in the calling thread's sandbox and waits until it is attached. Its capture goes into `directory`.

@@ -19,6 +19,8 @@ const TUPLES_MAX: usize = 64;
 const ALIVE_MAX: usize = 16_384;
 /// How long an skb may wait (in a queue, for a neighbour) between two sightings and still be the same packet.
 const TRANSLATED_WITHIN_NS: u64 = 1_000_000_000;
+/// Routing takes microseconds.
+const CLONED_WITHIN_NS: u64 = 1_000_000;
 /// A driver answers within its own run, however long the CPU was taken from it.
 const REFUSED_WITHIN_NS: u64 = 10_000_000;
 /// How many transmissions back on one CPU a driver's refusal is looked for: a tunnel's own and those nested in it.
@@ -175,6 +177,22 @@ impl Refusal {
     }
 }
 
+impl Alive {
+    /// Whether the packet is this one, routed, under other addresses and in another skb: where there is no room for the
+    /// header of a tunnel, `skb_expand_head` clones what has no socket. TCP leaves
+    /// room enough. To be called with the last that the CPU saw.
+    fn was_cloned_into(&self, sighting: &Sighting) -> bool {
+        let (one, other) = (self.tuple, sighting.tuple);
+        let keeps_a_port = one.src.port() == other.src.port() || one.dst.port() == other.dst.port();
+        sighting.point == Point::Xmit
+            && !matches!(sighting.message, Message::Tcp(_))
+            && keeps_a_port
+            && self.time_ns <= sighting.time_ns
+            && sighting.time_ns - self.time_ns < CLONED_WITHIN_NS
+            && self.became(sighting)
+    }
+}
+
 /// The flows.
 #[derive(Debug, Default)]
 pub struct FlowTable {
@@ -186,6 +204,8 @@ pub struct FlowTable {
     /// Where packets were seen last, and the skbs in the order in which they came.
     alive: HashMap<SkbId, Alive>,
     alive_order: VecDeque<SkbId>,
+    /// What each CPU saw last.
+    last_on: HashMap<u16, Alive>,
     sightings: usize,
     /// Flows and sightings that did not fit.
     table_full: u64,
@@ -212,10 +232,17 @@ impl FlowTable {
 
     /// Joins two five-tuples if the packet was seen with the other one just before, in the same skb.
     fn follow_translation(&mut self, key: FlowKey, sighting: &Sighting) {
-        if let Some(before) = self.alive.get(&sighting.skb)
-            && before.became(sighting)
-        {
-            let before = before.tuple;
+        let same_skb = self.alive.get(&sighting.skb);
+        let before = same_skb
+            .filter(|before| before.became(sighting))
+            .or_else(|| {
+                self.last_on
+                    .get(&sighting.cpu)
+                    .filter(|last| last.was_cloned_into(sighting))
+            })
+            .map(|before| before.tuple);
+        self.last_on.insert(sighting.cpu, Alive::of(sighting));
+        if let Some(before) = before {
             let (one, other) = (self.root_of(before.key()), self.root_of(key));
             if one != other {
                 self.translations.push((before, sighting.tuple));

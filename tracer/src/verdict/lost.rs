@@ -7,7 +7,7 @@ use crate::codes::{CauseCode, Confidence, PacketKind, Stage, VerdictCode};
 use crate::event::{NetnsId, TcpState};
 use crate::flow::copies::{End, Transmission};
 use crate::flow::pairing::Flow;
-use crate::flow::{Point, Sighting};
+use crate::flow::{Message, Point, Sighting};
 use crate::record::Fact;
 
 /// A reply existed, and the client never answered it.
@@ -333,6 +333,14 @@ fn vanished<'a>(
     {
         return Finding::inconclusive(format!(
             "inconclusive: the packet was last seen {}, behind which packets pass unseen on this kernel",
+            scene.place_words(at)
+        ))
+        .at(at, stage);
+    }
+    // A datagram that is given a tunnel's headroom goes on as a clone; translated as well, it is not known again.
+    if at.point == Point::Receive && !matches!(at.message, Message::Tcp(_)) {
+        return Finding::inconclusive(format!(
+            "inconclusive: the packet was last seen {}, and no drop was seen; if it was translated there, it may have gone on unrecognised",
             scene.place_words(at)
         ))
         .at(at, stage);
