@@ -23,7 +23,8 @@ pub const FIRST_PORT: u16 = 21_000;
 const BEFORE_PORT: u16 = 20_100;
 const OTHER_PORT: u16 = 22_000;
 const SHORT_PORT: u16 = 23_000;
-const REUSED_PORT: u16 = 24_000;
+/// The port of connections that follow one another.
+pub const REUSED_PORT: u16 = 24_000;
 const FLOOD_PORT: u16 = 30_000;
 
 /// How a connection ended, as the client's kernel told it.
@@ -45,6 +46,8 @@ pub struct Connection {
     /// When it was established, or had failed.
     pub ended: Instant,
     pub end: End,
+    /// `connect` itself failed: perhaps no packet was ever sent.
+    pub may_be_unsent: bool,
     /// It was over before the faults began.
     pub is_before_faults: bool,
 }
@@ -143,6 +146,7 @@ pub fn fill_queue(network: &Network) -> Result<(Connection, Option<TcpStream>)> 
         began,
         ended: Instant::now(),
         end,
+        may_be_unsent: false,
         is_before_faults: true,
     };
     Ok((connection, stream))
@@ -233,6 +237,7 @@ fn finish(
 ) -> Connection {
     let until = began + patience;
     let left = || until.saturating_duration_since(Instant::now());
+    let may_be_unsent = attempt.is_err();
     let outcome = attempt.map(|attempt| attempt.wait(left()));
     let ended = Instant::now();
     let end = match outcome {
@@ -254,6 +259,7 @@ fn finish(
         began,
         ended,
         end,
+        may_be_unsent,
         is_before_faults: false,
     }
 }

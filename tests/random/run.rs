@@ -262,7 +262,9 @@ impl Scenario {
                 .iter()
                 .filter(|flow| port_of(flow) == Some(u64::from(*port)));
             for connection in connections.iter().filter(|each| each.port == *port) {
-                if connection.began > seen.closed.1 {
+                // A port that was still in use was not connected from.
+                let is_nothing = connection.may_be_unsent && port == &load::REUSED_PORT;
+                if connection.began > seen.closed.1 || is_nothing {
                     continue;
                 }
                 let truth = facts.truth(connection, seen);
