@@ -4,7 +4,7 @@
 use super::diagnosis::Diagnosis;
 use super::{Scene, gave_up_at};
 use crate::codes::PacketKind;
-use crate::event::Death;
+use crate::event::{Death, Symbol};
 use crate::flow::copies::{End, Transmission, is_bystander, was_queued};
 use crate::flow::pairing::Flow;
 use crate::flow::{Point, Segment, Sighting, TcpFlags};
@@ -25,8 +25,7 @@ pub struct Loss<'a> {
 }
 
 /// The reasons with which TCP frees what it has no more use for.
-const SPENT: [&str; 7] = [
-    "QUEUE_PURGE",
+const SPENT: [&str; 6] = [
     "SOCKET_CLOSE",
     "TCP_RESET",
     "TCP_CLOSE",
@@ -123,7 +122,7 @@ pub fn innocent_because(
         PacketKind::Data if in_tcp && !death.has_reason() && is_read(&sighting.segment()) => {
             Some("it carries no data, and TCP has read the rest")
         }
-        _ if SPENT.contains(&reason) && flow.is_tcp() => Some("TCP had no more use for it"),
+        _ if is_spent(death) && flow.is_tcp() => Some("TCP had no more use for it"),
         _ if was_queued(sighting) => Some("its socket was closed before it was read"),
         _ if reason == "OTHERHOST" && has_twin(sighting, flow) => {
             Some("a copy that a bridge flooded to a host it was not meant for")
@@ -187,6 +186,23 @@ pub(super) fn is_refused_by_tcp(sighting: &Sighting) -> bool {
                 || reason.starts_with("TCP_ABORT_ON"))
     };
     matches!(&sighting.point, Point::Drop(death) if over(death))
+}
+
+/// Whether TCP, or a socket, freed what it has no more use for. A neighbour or a device empties its queue with the reason
+/// of a socket's, and kills what nobody has read.
+fn is_spent(death: &Death) -> bool {
+    let of_socket = |function: &str| {
+        ["tcp_", "inet_", "inet6_", "sk_", "__sk_"]
+            .iter()
+            .any(|prefix| function.starts_with(prefix))
+    };
+    // The owner of the queue is who has it emptied.
+    let owner = std::iter::once(&death.location)
+        .chain(death.own_callers())
+        .map(Symbol::plain_name)
+        .find(|function| !function.contains("queue_purge"));
+    let reason = death.reason.as_deref().unwrap_or_default();
+    SPENT.contains(&reason) || reason == "QUEUE_PURGE" && owner.is_some_and(of_socket)
 }
 
 /// Whether the same packet went on as another skb after this one died.

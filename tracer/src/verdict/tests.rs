@@ -1710,3 +1710,40 @@ fn an_icmp_error_about_a_reply_belongs_to_its_attempt() {
     assert_eq!(flows.len(), 1);
     assert_eq!(flows[0].errors_back.len(), 4);
 }
+
+#[test]
+fn a_reply_in_a_queue_that_a_neighbour_empties_is_lost() {
+    let purged = |functions: &[&str]| killed("QUEUE_PURGE", functions);
+    let mut story = Story::whole();
+    for at_ms in [0, 1_000] {
+        story.syn(at_ms, &THERE);
+        let by_neighbour = purged(&["skb_queue_purge_reason", "neigh_destroy", "neigh_flush_dev"]);
+        story.see(
+            at_ms + 1,
+            false,
+            syn_ack(at_ms + 1),
+            &BACK[..2],
+            by_neighbour,
+        );
+    }
+    story.check(VerdictCode::ReplyDropped, Confidence::Proven, |judgement| {
+        assert!(judgement.losses.iter().all(|loss| !loss.innocent));
+    });
+    let by_socket = purged(&[
+        "skb_queue_purge_reason",
+        "inet_sock_destruct",
+        "__sk_destruct",
+    ]);
+    let mut story = Story::whole();
+    story.syn(0, &THERE);
+    story.syn_ack(1, &BACK);
+    story.ack(2, &THERE[..6]);
+    let data = Segment {
+        payload_len: 4,
+        ..segment(TcpFlags::ACK, ISN + 1, SERVER_ISN + 1, 3)
+    };
+    story.see(3, true, data, &THERE[..6], by_socket);
+    story.check(VerdictCode::Answered, Confidence::Proven, |judgement| {
+        assert!(judgement.losses.iter().all(|loss| loss.innocent));
+    });
+}
