@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use serde_json::Value;
 use tracer::lab::{Family, Topology, UdpServer, answer_dns, dns_query, ping, udp_socket};
 use tracer_tests::{
-    Expected, Observers, Views, answered, both, faults, inferred, proven, with_lab,
+    Expected, Observers, Views, answered, both, faults, inferred, proven, unseen, with_lab,
 };
 
 /// UDP's answer deadline, and some.
@@ -303,6 +303,24 @@ fn ping_that_is_answered() -> Result<()> {
                 pinged(lab),
                 Views {
                     server_node: ANSWER_LEFT,
+                    ..Views::all(answered())
+                },
+            )])
+        })
+    })
+}
+
+#[test]
+fn a_host_that_pings_itself_is_answered() -> Result<()> {
+    both(|family| {
+        with_lab(family, |lab| {
+            let observers = Observers::start(lab)?;
+            let itself = lab.plan.client_ip();
+            ensure!(ping(&lab.pod_a, itself, 77, 1, PATIENCE)?, "no reply");
+            observers.stop()?.check(&[(
+                pinged(lab),
+                Views {
+                    server_node: unseen(),
                     ..Views::all(answered())
                 },
             )])

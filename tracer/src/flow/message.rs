@@ -26,6 +26,15 @@ impl Message {
         }
     }
 
+    /// Whether it answers another, where it says so itself.
+    pub fn is_answer(self) -> Option<bool> {
+        match self {
+            Self::Echo(echo) => Some(echo.is_reply),
+            Self::Udp(datagram) => datagram.dns.map(|dns| dns.is_response),
+            Self::Tcp(_) => None,
+        }
+    }
+
     /// The message without what differs from one transmission to the next.
     #[must_use]
     pub const fn content(self) -> Self {

@@ -177,7 +177,7 @@ impl<'a> Flow<'a> {
 
     /// Whether a packet goes the client's way, whatever its addresses were translated to.
     pub fn is_from_client(&self, sighting: &Sighting) -> bool {
-        self.forward.contains(&sighting.tuple)
+        is_forward(sighting, &self.forward)
     }
 
     /// Whether the client had reset the connection when something was seen.
@@ -207,6 +207,15 @@ impl<'a> Flow<'a> {
 
 /// What is further from a SYN than this is not shown by its sequence number to belong to it.
 const NEAR_BYTES: u32 = 1 << 26;
+
+/// Whether a packet goes the client's way. Whoever pings itself has the same addresses in both directions, so what the
+/// packet itself says of it comes first.
+fn is_forward(sighting: &Sighting, forward: &[FiveTuple]) -> bool {
+    match sighting.message.is_answer() {
+        Some(is_answer) => !is_answer,
+        None => forward.contains(&sighting.tuple),
+    }
+}
 
 const TCP: u8 = IpProto::Tcp as u8;
 const UDP: u8 = IpProto::Udp as u8;

@@ -3,10 +3,10 @@
 
 use std::collections::HashMap;
 
-use super::{Flow, nearest_to_client};
+use super::{Flow, is_forward, nearest_to_client};
 use crate::flow::copies::transmissions;
 use crate::flow::table::FlowGroup;
-use crate::flow::{Datagram, Dns, Echo, FiveTuple, Message, Sighting};
+use crate::flow::{Datagram, Echo, FiveTuple, Message, Sighting};
 
 /// Services have ports below this one, and what asks them seldom has.
 const PRIVILEGED_PORTS: u16 = 1024;
@@ -45,7 +45,7 @@ impl<'a> Exchange<'a> {
     }
 
     fn push(&mut self, sighting: &'a Sighting) {
-        let from_client = self.forward.contains(&sighting.tuple);
+        let from_client = is_forward(sighting, &self.forward);
         match (sighting.icmp.is_some(), from_client) {
             (false, true) => &mut self.requests,
             (false, false) => &mut self.replies,
@@ -133,15 +133,8 @@ fn number(message: Message) -> Option<u32> {
 /// Whether the packet says, itself or by its ports, that it goes back to who asked. Where nothing tells, whoever is
 /// seen first has asked.
 fn is_answer(sighting: &Sighting) -> bool {
-    match sighting.message {
-        Message::Echo(Echo { is_reply, .. }) => is_reply,
-        Message::Udp(Datagram {
-            dns: Some(Dns { is_response, .. }),
-            ..
-        }) => is_response,
-        _ => {
-            let (src, dst) = (sighting.tuple.src.port(), sighting.tuple.dst.port());
-            src < PRIVILEGED_PORTS && dst >= PRIVILEGED_PORTS
-        }
-    }
+    sighting.message.is_answer().unwrap_or_else(|| {
+        let (src, dst) = (sighting.tuple.src.port(), sighting.tuple.dst.port());
+        src < PRIVILEGED_PORTS && dst >= PRIVILEGED_PORTS
+    })
 }

@@ -300,6 +300,23 @@ fn of_a_query_in_fragments_only_the_first_is_followed() {
 }
 
 #[test]
+fn a_host_that_pings_itself_answers_itself() {
+    let mut story = Story::whole();
+    story.server = story.client;
+    let on_lo = [Xmit(POD_A, ETH0), Receive(POD_A, ETH0)];
+    story.see(0, true, echo(1, false), &on_lo, None);
+    let by_icmp = killed("NO_SOCKET", &["ping_rcv", "icmp_rcv"]);
+    story.see(1, false, echo(1, true), &on_lo, by_icmp);
+    story.check(VerdictCode::Answered, Confidence::Proven, |judgement| {
+        assert!(
+            judgement.summary.starts_with("answered in"),
+            "{}",
+            judgement.summary
+        );
+    });
+}
+
+#[test]
 fn a_lossy_ledger_takes_the_proof_from_an_answer() {
     let mut story = dns_story();
     story.see(0, true, query(7, 1), THERE, None);
