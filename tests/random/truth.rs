@@ -409,7 +409,12 @@ impl Facts<'_> {
                     may_be_proven: true,
                     netns: self.names(seen),
                     devices: Vec::new(),
-                    causes: vec!["unknown", "rejected"],
+                    // Only "time exceeded" says itself what it was.
+                    causes: if killer.causes.contains(&"ttl") {
+                        vec!["ttl"]
+                    } else {
+                        vec!["unknown", "rejected"]
+                    },
                 };
                 let tells = ["no_route", "neighbour_unresolved", "no_listener", "ttl"];
                 let is_told = killer.causes.iter().any(|cause| tells.contains(cause));

@@ -57,6 +57,7 @@ const BRIDGE: &[&str] = &[
     "br_forward",
     "__br_forward",
     "br_flood",
+    "br_dev_xmit",
 ];
 
 /// Where tunnel devices wrap a packet and look for a route to the other end.
@@ -322,7 +323,8 @@ fn by_reason(trace: &Trace<'_>, sighting: &Sighting, devices: &Devices) -> Optio
         // A device that is down is not in the kernel's table of VNIs.
         "VXLAN_VNI_NOT_FOUND" if tunnel_is_down(sighting, devices) => CauseCode::TunnelDown,
         "VXLAN_VNI_NOT_FOUND" => CauseCode::UnknownVni,
-        "NO_TX_TARGET" => CauseCode::TunnelNoRoute,
+        // A bridge gives it too, where none of its ports is up.
+        "NO_TX_TARGET" if trace.has(TUNNEL_XMIT) => CauseCode::TunnelNoRoute,
         "NEIGH_FAILED" | "NEIGH_CREATEFAIL" | "NEIGH_QUEUEFULL" | "NEIGH_DEAD" => {
             CauseCode::NeighbourUnresolved
         }
@@ -556,6 +558,9 @@ fn phrase(code: CauseCode, trace: &Trace<'_>, sighting: &Sighting, devices: &Dev
                     "in {}, which gives no reason",
                     trace.0.location.plain_name()
                 )
+            }
+            "NO_TX_TARGET" if trace.freed_in(BRIDGE) => {
+                "by the bridge, none of whose ports can take it".to_owned()
             }
             "TCP_RFC7323_PAWS" | "TCP_RFC7323_PAWS_ACK" | "TCP_RFC7323_TW_PAWS" => {
                 "because its TCP timestamp is older than the one before (PAWS)".to_owned()

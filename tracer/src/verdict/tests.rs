@@ -1747,3 +1747,38 @@ fn a_reply_in_a_queue_that_a_neighbour_empties_is_lost() {
         assert!(judgement.losses.iter().all(|loss| loss.innocent));
     });
 }
+
+#[test]
+fn a_bridge_without_a_port_that_is_up_is_no_tunnel() {
+    let mut story = Story::whole();
+    for at_ms in [0, 1_000] {
+        let no_port = killed("NO_TX_TARGET", &["br_dev_xmit", "dev_hard_start_xmit"]);
+        story.see(at_ms, true, syn(at_ms), &THERE[..4], no_port);
+    }
+    story.check(
+        VerdictCode::RequestDropped,
+        Confidence::Proven,
+        |judgement| {
+            let cause = judgement.cause.as_ref().expect("a cause");
+            assert_eq!(cause.code, CauseCode::Unknown);
+            assert!(
+                judgement.summary.contains("none of whose ports"),
+                "{}",
+                judgement.summary
+            );
+        },
+    );
+    let no_end = killed("NO_TX_TARGET", &["vxlan_xmit", "dev_hard_start_xmit"]);
+    let mut story = Story::whole();
+    for at_ms in [0, 1_000] {
+        story.see(at_ms, true, syn(at_ms), &THERE[..4], no_end.clone());
+    }
+    story.check(
+        VerdictCode::RequestDropped,
+        Confidence::Proven,
+        |judgement| {
+            let cause = judgement.cause.as_ref().expect("a cause");
+            assert_eq!(cause.code, CauseCode::TunnelNoRoute);
+        },
+    );
+}
