@@ -323,15 +323,14 @@ fn by_reason(trace: &Trace<'_>, sighting: &Sighting, devices: &Devices) -> Optio
         // A device that is down is not in the kernel's table of VNIs.
         "VXLAN_VNI_NOT_FOUND" if tunnel_is_down(sighting, devices) => CauseCode::TunnelDown,
         "VXLAN_VNI_NOT_FOUND" => CauseCode::UnknownVni,
-        // A bridge gives it too, where none of its ports is up.
-        "NO_TX_TARGET" if trace.has(TUNNEL_XMIT) => CauseCode::TunnelNoRoute,
         "NEIGH_FAILED" | "NEIGH_CREATEFAIL" | "NEIGH_QUEUEFULL" | "NEIGH_DEAD" => {
             CauseCode::NeighbourUnresolved
         }
         "OTHERHOST" => CauseCode::WrongMac,
         // IPv6 gives this reason for every route that discards but a blackhole; the function tells a prohibit route.
         "IP_INNOROUTES" if trace.freed_in(&["ip6_pkt_prohibit"]) => CauseCode::BlackholeRoute,
-        "IP_OUTNOROUTES" if trace.has(TUNNEL_XMIT) => CauseCode::TunnelNoRoute,
+        // A bridge gives the first too, where none of its ports is up.
+        "NO_TX_TARGET" | "IP_OUTNOROUTES" if trace.has(TUNNEL_XMIT) => CauseCode::TunnelNoRoute,
         "IP_INNOROUTES" | "IP_OUTNOROUTES" => CauseCode::NoRoute,
         // `ip_error` gives this reason where the input route is unreachable because forwarding is off.
         "IP_INADDRERRORS" if trace.has(&["ip_error"]) => CauseCode::ForwardingOff,
