@@ -136,10 +136,13 @@ impl Alive {
             return true;
         }
         let came_in_here = self.received_in.is_some() && self.received_in == sighting.netns;
-        let routed = self.hop_limit.checked_sub(1) == Some(sighting.hop_limit);
+        let arrives = sighting.point == Point::Receive;
+        // What was routed leaves: that which arrives a hop shorter is another packet, in the skb of one that was cloned for
+        // the room of a tunnel's header and freed.
+        let routed = !arrives && self.hop_limit.checked_sub(1) == Some(sighting.hop_limit);
         let dies = matches!(sighting.point, Point::Drop(_));
         // A bridge that calls PREROUTING itself (br_netfilter) hands on what was translated as its own.
-        let handed_on = sighting.point == Point::Receive && self.ifindex != sighting.ifindex;
+        let handed_on = arrives && self.ifindex != sighting.ifindex;
         came_in_here && (routed || (dies || handed_on) && self.tuple.src == sighting.tuple.src)
     }
 }

@@ -349,6 +349,18 @@ fn a_query_that_a_bridge_translated_is_one_flow_and_two_queries_in_one_skb_are_t
     assert_eq!(translated_on(BRIDGE, query(8, 1)), 2);
 }
 
+/// What a node sends into a tunnel is cloned for the room of its header, so the skb is free while no event says so.
+#[test]
+fn the_next_datagram_in_the_skb_of_an_answer_is_no_translation_of_it() {
+    let mut story = Story::whole();
+    story.see(0, false, datagram(0), &BACK[..2], None);
+    story.skb -= 1;
+    story.client.set_port(50_000);
+    story.hop_limit = 63;
+    story.see(70, true, datagram(0), &[Receive(NODE_B, NIC)], None);
+    assert_eq!(story.analysis.flows.groups().count(), 2);
+}
+
 #[test]
 fn what_a_new_tunnel_sends_is_not_seen_before_its_port_is_known() {
     const TUNNEL: u32 = 9;
