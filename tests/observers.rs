@@ -114,9 +114,24 @@ impl Reports {
     }
 }
 
+/// The kernel skipped runs of a tracer's programs, since an interrupt came while the same program ran on that CPU. On a
+/// machine that is busy with other tests it happens, no test asks for it, and no verdict can be judged after it.
+#[derive(Debug, thiserror::Error)]
+#[error("the kernel skipped {missed} runs of a tracer's programs")]
+pub struct Disturbed {
+    /// `ledger.missed`.
+    pub missed: u64,
+}
+
 /// How a report differs from what is expected of each flow, named by its client's address; see [`Reports::check`].
+/// [`Disturbed`] is an error.
 pub fn differences(run: &Run, expected: &[(SocketAddr, Expected)]) -> Result<Vec<String>> {
     let report = run.report()?;
+    match report.pointer("/ledger/missed").and_then(Value::as_u64) {
+        Some(0) => {}
+        Some(missed) => return Err(Disturbed { missed }.into()),
+        None => bail!("a report without a ledger"),
+    }
     let mut differences = Vec::new();
     let no_flows = Vec::new();
     let flows = report

@@ -28,7 +28,7 @@ const PORT: u16 = 6379;
 /// What must live until the trace ends: a listener, a program's link.
 pub type Held = Box<dyn Any>;
 
-type Inject = Box<dyn Fn(&Topology, &Pair, &mut Option<Server>) -> Result<Held> + Send>;
+type Inject = Box<dyn Fn(&Topology, &Pair, &mut Option<Server>) -> Result<Held> + Send + Sync>;
 
 /// The addresses of one client and its server.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +57,7 @@ impl Fault {
     pub fn new(
         name: impl Into<String>,
         views: Views,
-        inject: impl Fn(&Topology, &Pair) -> Result<()> + Send + 'static,
+        inject: impl Fn(&Topology, &Pair) -> Result<()> + Send + Sync + 'static,
     ) -> Self {
         Self::holding(name, views, move |lab, pair| {
             inject(lab, pair)?;
@@ -69,7 +69,7 @@ impl Fault {
     pub fn holding(
         name: impl Into<String>,
         views: Views,
-        inject: impl Fn(&Topology, &Pair) -> Result<Held> + Send + 'static,
+        inject: impl Fn(&Topology, &Pair) -> Result<Held> + Send + Sync + 'static,
     ) -> Self {
         Self::serving(name, views, move |lab, pair, _| inject(lab, pair))
     }
@@ -78,7 +78,7 @@ impl Fault {
     pub fn serving(
         name: impl Into<String>,
         views: Views,
-        inject: impl Fn(&Topology, &Pair, &mut Option<Server>) -> Result<Held> + Send + 'static,
+        inject: impl Fn(&Topology, &Pair, &mut Option<Server>) -> Result<Held> + Send + Sync + 'static,
     ) -> Self {
         Self {
             name: name.into(),

@@ -163,7 +163,7 @@ impl Packet {
         self,
         what: &str,
         views: &Views,
-        inject: impl Fn(&Ends<'_>, &Topology) -> Result<()> + Send + 'static,
+        inject: impl Fn(&Ends<'_>, &Topology) -> Result<()> + Send + Sync + 'static,
     ) -> Fault {
         let name = format!("{}: {what}", self.name());
         Fault::new(name, *views, move |lab, pair| {

@@ -3,11 +3,12 @@
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use tracer::lab::{Family, Outcome, Server, Topology, connect};
-use tracer_tests::with_lab;
+use tracer_tests::{Disturbed, with_lab};
 
 const SOON: Duration = Duration::from_secs(2);
 
@@ -52,5 +53,30 @@ fn the_names_of_a_sandbox_are_seen_inside_it_only() -> Result<()> {
         Ok(())
     })?;
     ensure!(!Path::new("/run/netns/node-a").exists());
+    Ok(())
+}
+
+#[test]
+fn a_disturbed_run_is_repeated_and_what_fails_is_not() -> Result<()> {
+    let runs = AtomicU32::new(0);
+    let disturbed = || Err(Disturbed { missed: 1 }).context("the full view");
+    let second_works = |_: &Topology| match runs.fetch_add(1, Ordering::Relaxed) {
+        0 => disturbed(),
+        _ => Ok(()),
+    };
+    with_lab(Family::V4, second_works)?;
+    ensure!(runs.swap(0, Ordering::Relaxed) == 2);
+    let never_works = |_: &Topology| {
+        runs.fetch_add(1, Ordering::Relaxed);
+        disturbed()
+    };
+    ensure!(with_lab(Family::V4, never_works).is_err());
+    ensure!(runs.swap(0, Ordering::Relaxed) == 3);
+    let fails = |_: &Topology| -> Result<()> {
+        runs.fetch_add(1, Ordering::Relaxed);
+        bail!("a fault")
+    };
+    ensure!(with_lab(Family::V4, fails).is_err());
+    ensure!(runs.into_inner() == 1);
     Ok(())
 }

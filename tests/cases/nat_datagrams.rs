@@ -58,7 +58,7 @@ impl Service {
     fn trace(
         self,
         filters: &[String],
-        traffic: impl FnOnce(&Topology) -> Result<()> + Send,
+        traffic: impl Fn(&Topology) -> Result<()> + Send + Sync,
     ) -> Result<Vec<Captured>> {
         with_lab(self.family, |lab| {
             self.translate(lab)?;
