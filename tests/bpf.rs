@@ -11,7 +11,7 @@ use std::process;
 
 use anyhow::{Context as _, Result};
 use nix::libc;
-use tracer::lab::Netns;
+use tracer::lab::{Family, Netns};
 
 use crate::pairs::Pair;
 
@@ -26,6 +26,9 @@ const XDP_NATIVE: u32 = 1 << 2;
 /// `TH_SYN` and `TH_SYN | TH_ACK`
 const SYN: u8 = 0x02;
 const SYN_ACK: u8 = 0x12;
+
+/// `IPPROTO_TCP`
+const TCP: u8 = 6;
 
 /// A byte of a packet, counted from its IP header.
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +50,17 @@ impl Victims {
     /// The SYN-ACK of a pair's server.
     pub fn syn_ack(pair: &Pair) -> Self {
         Self::new(pair.server.ip(), pair.client, SYN_ACK)
+    }
+
+    /// The SYNs, or the SYN-ACKs, of everybody.
+    pub fn of_all(family: Family, answers: bool) -> Self {
+        let (version, protocol_at, flags_at) = match family {
+            Family::V4 => (0x45, 9, 20 + 13),
+            Family::V6 => (0x60, 6, 40 + 13),
+        };
+        let flags = if answers { SYN_ACK } else { SYN };
+        let bytes = [(0, version), (protocol_at, TCP), (flags_at, flags)];
+        Self(bytes.map(|(offset, value)| Byte { offset, value }).to_vec())
     }
 
     fn new(src: IpAddr, dst: IpAddr, tcp_flags: u8) -> Self {

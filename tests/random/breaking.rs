@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
+use std::os::fd::OwnedFd;
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 use tracer::lab::{Family, Netns, VNI};
+use tracer_tests::bpf::{self, Victims};
 
-use crate::fault::{Carrier, Fault, Kind, Packet, Route, Scope, What};
+use crate::fault::{Carrier, Fault, Hook, Kind, Packet, Route, Scope, What};
 use crate::network::{DNS_PORT, Network, WRONG_MAC};
 use crate::shape::{Direction, Spot, Table, Target};
 
@@ -24,8 +26,28 @@ fn table_of(number: usize, spot: &Spot) -> String {
     format!("{family} fault{number}")
 }
 
-/// Breaks the network.
-pub fn apply(network: &Network, number: usize, fault: &Fault) -> Result<()> {
+/// Breaks the network, for as long as what it returns is held if it returns something.
+pub fn apply(network: &Network, number: usize, fault: &Fault) -> Result<Option<OwnedFd>> {
+    if let Kind::Program {
+        netns,
+        device,
+        hook,
+        packet,
+    } = &fault.kind
+    {
+        let attach = match hook {
+            Hook::TcxIngress => bpf::tcx_ingress,
+            Hook::TcxEgress => bpf::tcx_egress,
+            Hook::Xdp => bpf::xdp_generic,
+        };
+        let victims = Victims::of_all(network.shape.family, *packet == Packet::SynAck);
+        return attach(&network.namespaces[*netns], device, &victims).map(Some);
+    }
+    change(network, number, fault).map(|()| None)
+}
+
+/// What stays until it is changed back.
+fn change(network: &Network, number: usize, fault: &Fault) -> Result<()> {
     let shape = network.shape;
     let in_netns = |netns: usize| &network.namespaces[netns];
     match &fault.kind {
@@ -149,7 +171,7 @@ pub fn apply(network: &Network, number: usize, fault: &Fault) -> Result<()> {
                 .pod_b()
                 .ip(&format!("route del default via {gateway}"))?)
         }
-        Kind::NoListener | Kind::QueueFull | Kind::NobodyThere => Ok(()),
+        Kind::Program { .. } | Kind::NoListener | Kind::QueueFull | Kind::NobodyThere => Ok(()),
     }
 }
 

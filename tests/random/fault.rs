@@ -4,10 +4,9 @@
 
 use std::fmt;
 
-use tracer::lab::Family;
-
+use crate::choice::{choose_other, choose_rule};
 use crate::rng::Rng;
-use crate::shape::{Direction, Nat, Shape, Spot, Table, Target};
+use crate::shape::{Direction, Shape, Spot, Target};
 
 /// A part of a handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +112,14 @@ pub struct Killer {
     pub until_ms: u64,
 }
 
+/// Where a program is attached to a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    TcxIngress,
+    TcxEgress,
+    Xdp,
+}
+
 /// How a route is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
@@ -137,6 +144,13 @@ pub enum Kind {
         spot: Spot,
         with: &'static str,
         scope: Scope,
+    },
+    /// A program drops the SYNs or the SYN-ACKs.
+    Program {
+        netns: usize,
+        device: &'static str,
+        hook: Hook,
+        packet: Packet,
     },
     Route {
         netns: usize,
@@ -189,7 +203,8 @@ pub struct Fault {
 
 /// Faults come and go here: after the first packet, before its first retransmission.
 pub const CHANGE_MS: u64 = 450;
-const FOREVER: u64 = u64::MAX;
+/// A fault that does not heal.
+pub const FOREVER: u64 = u64::MAX;
 
 impl Fault {
     /// Any. A rule may be about the connection that comes from `port` alone.
@@ -235,9 +250,11 @@ impl Fault {
     pub fn carrier(&self) -> Carrier {
         match &self.kind {
             Kind::Drop { what, .. } => what.carrier(),
-            Kind::Reject { .. } | Kind::NoListener | Kind::QueueFull | Kind::NobodyThere => {
-                Carrier::Tcp
-            }
+            Kind::Reject { .. }
+            | Kind::Program { .. }
+            | Kind::NoListener
+            | Kind::QueueFull
+            | Kind::NobodyThere => Carrier::Tcp,
             _ => Carrier::Any,
         }
     }
@@ -280,141 +297,6 @@ impl fmt::Display for Fault {
     }
 }
 
-/// A drop by netfilter, anywhere.
-fn choose_rule(rng: &mut Rng, shape: Shape, port: u16) -> Kind {
-    let what = rng.pick(&[
-        What::Only(Packet::Syn),
-        What::Only(Packet::Syn),
-        What::Only(Packet::SynAck),
-        What::Only(Packet::SynAck),
-        What::Only(Packet::SynAck),
-        What::Only(Packet::Ack),
-        What::AllFrom(Direction::Request),
-        What::AllFrom(Direction::Reply),
-        What::Datagrams(Direction::Request),
-        What::Datagrams(Direction::Reply),
-        What::Echoes(Direction::Request),
-        What::Echoes(Direction::Reply),
-    ]);
-    let mut spots = shape.spots(what.direction());
-    // Inside a tunnel only ports are told apart.
-    spots.retain(|spot| !spot.is_outer || what.carrier() != Carrier::Echo);
-    Kind::Drop {
-        spot: rng.pick(&spots),
-        what,
-        scope: match what.carrier() {
-            Carrier::Tcp => choose_scope(rng, port),
-            _ => Scope::Everybody,
-        },
-        percent: rng.chance(20).then(|| rng.between(30, 80)),
-    }
-}
-
-fn choose_scope(rng: &mut Rng, port: u16) -> Scope {
-    rng.pick(&[
-        Scope::Everybody,
-        Scope::Asking(Target::Main),
-        Scope::Asking(Target::Main),
-        Scope::From(port),
-    ])
-}
-
-/// Anything but a drop by netfilter.
-fn choose_other(rng: &mut Rng, shape: Shape) -> Kind {
-    loop {
-        let direction = rng.pick(&[Direction::Request, Direction::Reply]);
-        let way = shape.way(direction);
-        let last = way.len() - 1;
-        // Where packets are forwarded, outside a tunnel or before and behind it.
-        let forwarding = || match (shape.tunnel, shape.routers) {
-            (true, _) => vec![way[1], way[last - 1]],
-            (false, _) => way[1..last].to_vec(),
-        };
-        let kind = match rng.between(1, 17) {
-            1 | 2 => {
-                let rejecting = |spot: &Spot| {
-                    spot.table == Table::Inet
-                        && !spot.is_outer
-                        && ["input", "forward", "output"].contains(&spot.hook)
-                };
-                let spots = shape.spots(Direction::Request);
-                let spots: Vec<Spot> = spots.into_iter().filter(rejecting).collect();
-                Kind::Reject {
-                    spot: rng.pick(&spots),
-                    with: rng.pick(&[
-                        "tcp reset",
-                        "icmpx admin-prohibited",
-                        "icmpx port-unreachable",
-                    ]),
-                    scope: Scope::Asking(Target::Main),
-                }
-            }
-            3..=5 => {
-                let netns = rng.pick(&forwarding());
-                let route = rng.pick(&[
-                    Route::Blackhole,
-                    Route::Unreachable,
-                    Route::Prohibit,
-                    Route::Missing,
-                    Route::Nobody,
-                ]);
-                // A pod's own link cannot be missing alone, and a node's address in the underlay neither.
-                let is_last = netns == way[last - 1];
-                let is_translated = shape.nat == Nat::Both && direction == Direction::Reply;
-                if route == Route::Missing && (is_last || is_translated) {
-                    continue;
-                }
-                Kind::Route {
-                    netns,
-                    direction,
-                    route,
-                }
-            }
-            6 if shape.tunnel => Kind::TunnelNeighbour(direction),
-            7 if shape.family == Family::V4 && shape.nat != Nat::Both => Kind::RpFilter {
-                netns: rng.between(1, shape.last() as u64 - 1) as usize,
-            },
-            8 => Kind::ForwardingOff {
-                netns: rng.between(1, shape.last() as u64 - 1) as usize,
-            },
-            9 if shape.tunnel => Kind::WrongVni(direction),
-            10 if shape.tunnel => Kind::WrongUdpPort(direction),
-            11 => {
-                let inside_tunnel = shape.tunnel && rng.chance(50);
-                let netns = if inside_tunnel {
-                    way[1]
-                } else {
-                    way[rng.between(0, last as u64 - 1) as usize]
-                };
-                // A bridge floods what it does not know.
-                let is_bridged = shape.bridge && (netns == way[0] || netns == way[last - 1]);
-                if is_bridged {
-                    continue;
-                }
-                Kind::WrongMac {
-                    netns,
-                    direction,
-                    inside_tunnel,
-                }
-            }
-            12 if rng.chance(50) => Kind::ServerPodDown,
-            12 => Kind::RouterDown {
-                netns: rng.between(2, shape.routers as u64 + 1) as usize,
-            },
-            13 if shape.tunnel => Kind::TunnelDown(direction),
-            14 => Kind::HopLimit {
-                direction,
-                hops: rng.between(1, forwarding().len() as u64) as usize,
-            },
-            15 => Kind::NoListener,
-            16 => rng.pick(&[Kind::QueueFull, Kind::NoRouteBack]),
-            17 => Kind::NobodyThere,
-            _ => continue,
-        };
-        return kind;
-    }
-}
-
 impl Kind {
     fn label(&self) -> &'static str {
         match self {
@@ -450,6 +332,10 @@ impl Kind {
                 ..
             } => "rule drops echoes",
             Self::Reject { .. } => "rule rejects SYN",
+            Self::Program {
+                hook: Hook::Xdp, ..
+            } => "XDP program",
+            Self::Program { .. } => "tc program",
             Self::Route {
                 route: Route::Nobody,
                 ..
@@ -466,242 +352,6 @@ impl Kind {
             Self::NoListener => "no listener",
             Self::QueueFull => "accept queue full",
             Self::NoRouteBack => "no route back",
-        }
-    }
-
-    fn killers(&self, number: usize, shape: Shape) -> Vec<Killer> {
-        let netfilter = &["netfilter"];
-        let kill = |direction, netns, devices: &[&'static str], causes| Killer {
-            packet: match direction {
-                Direction::Request => Packet::Syn,
-                Direction::Reply => Packet::SynAck,
-            },
-            carrier: Carrier::Any,
-            effect: Effect::Dies,
-            scope: Scope::Everybody,
-            netns,
-            devices: devices.to_vec(),
-            causes,
-            takes_resets: direction == Direction::Reply,
-            counted: None,
-            behind_counter: false,
-            from_ms: 0,
-            until_ms: FOREVER,
-        };
-        let into = |netns, direction| shape.in_device(netns, direction);
-        // Where packets leave the tunnel, IP sees them come in on it.
-        let into_inner = |netns: usize, direction: Direction| {
-            let way = shape.way(direction);
-            if shape.tunnel && netns == way[way.len() - 2] {
-                "vx0"
-            } else {
-                into(netns, direction)
-            }
-        };
-        let after = |netns: usize, direction| match direction {
-            Direction::Request => netns + 1,
-            Direction::Reply => netns - 1,
-        };
-        let last = shape.last();
-        match self {
-            Self::Drop {
-                spot, what, scope, ..
-            } => {
-                let killer = Killer {
-                    scope: *scope,
-                    counted: Some(number),
-                    behind_counter: ["prerouting", "input"].contains(&spot.hook)
-                        && (spot.netns == 0 || spot.netns == last),
-                    takes_resets: *what == What::AllFrom(Direction::Reply),
-                    ..kill(what.direction(), spot.netns, &spot.devices, netfilter)
-                };
-                let packets: &[Packet] = match what {
-                    What::Only(packet) => &[*packet],
-                    What::AllFrom(Direction::Request) => &[Packet::Syn, Packet::Ack],
-                    What::Datagrams(Direction::Request) | What::Echoes(Direction::Request) => {
-                        &[Packet::Syn]
-                    }
-                    What::AllFrom(Direction::Reply)
-                    | What::Datagrams(Direction::Reply)
-                    | What::Echoes(Direction::Reply) => &[Packet::SynAck],
-                };
-                packets
-                    .iter()
-                    .map(|packet| Killer {
-                        packet: *packet,
-                        ..killer.clone()
-                    })
-                    .collect()
-            }
-            Self::Reject { spot, scope, .. } => vec![Killer {
-                scope: *scope,
-                effect: Effect::Rejected,
-                counted: Some(number),
-                behind_counter: spot.hook == "input",
-                ..kill(Direction::Request, spot.netns, &[], &["rejected"])
-            }],
-            Self::Route {
-                netns,
-                direction,
-                route: Route::Nobody,
-            } => {
-                let way = shape.way(*direction);
-                let device = if shape.tunnel && *netns == way[1] {
-                    "vx0"
-                } else {
-                    shape.out_device(*netns, *direction)
-                };
-                vec![kill(
-                    *direction,
-                    *netns,
-                    &[device],
-                    &["neighbour_unresolved"],
-                )]
-            }
-            Self::Route {
-                netns,
-                direction,
-                route,
-            } => {
-                let causes: &[&str] = match route {
-                    Route::Blackhole => &["blackhole_route", "no_route"],
-                    Route::Prohibit => &["blackhole_route", "no_route", "rejected"],
-                    _ => &["no_route", "blackhole_route"],
-                };
-                let device = into_inner(*netns, *direction);
-                vec![kill(*direction, *netns, &[device], causes)]
-            }
-            Self::TunnelNeighbour(direction) => {
-                let node = shape.way(*direction)[1];
-                vec![kill(*direction, node, &["ens0"], &["neighbour_unresolved"])]
-            }
-            Self::RpFilter { netns } => {
-                let device = into_inner(*netns, Direction::Request);
-                vec![kill(Direction::Request, *netns, &[device], &["rp_filter"])]
-            }
-            Self::ForwardingOff { netns } => {
-                // IPv6 gives no reason for it.
-                let causes: &[&str] = match shape.family {
-                    Family::V4 => &["forwarding_off"],
-                    Family::V6 => &["forwarding_off", "unknown"],
-                };
-                [Direction::Request, Direction::Reply]
-                    .into_iter()
-                    .map(|direction| {
-                        let device = into_inner(*netns, direction);
-                        kill(direction, *netns, &[device], causes)
-                    })
-                    .collect()
-            }
-            Self::WrongVni(direction) => {
-                let way = shape.way(*direction);
-                let node = way[way.len() - 2];
-                vec![kill(*direction, node, &["ens0"], &["unknown_vni"])]
-            }
-            Self::WrongUdpPort(direction) => {
-                let way = shape.way(*direction);
-                let node = way[way.len() - 2];
-                vec![kill(*direction, node, &["ens0"], &["no_listener"])]
-            }
-            Self::WrongMac {
-                netns,
-                direction,
-                inside_tunnel,
-            } => {
-                let way = shape.way(*direction);
-                let (receiver, device) = if *inside_tunnel {
-                    (way[way.len() - 2], "vx0")
-                } else {
-                    let receiver = after(*netns, *direction);
-                    (receiver, into(receiver, *direction))
-                };
-                vec![kill(*direction, receiver, &[device], &["wrong_mac"])]
-            }
-            Self::RouterDown { netns } => {
-                let device = into(*netns, Direction::Request);
-                let causes = &["no_route", "device_down"];
-                vec![kill(Direction::Request, *netns, &[device], causes)]
-            }
-            // The node's device has lost its carrier: what dies of that first depends on the moment.
-            Self::ServerPodDown => vec![kill(
-                Direction::Request,
-                last - 1,
-                &[],
-                &[
-                    "device_down",
-                    "qdisc",
-                    "no_route",
-                    "neighbour_unresolved",
-                    "unknown",
-                ],
-            )],
-            Self::TunnelDown(direction) => {
-                let node = shape.way(*direction)[1];
-                let without_route = kill(
-                    *direction,
-                    node,
-                    &[into(node, *direction)],
-                    &["no_route", "tunnel_down", "device_down"],
-                );
-                let without_socket = Killer {
-                    devices: vec!["ens0"],
-                    causes: &["no_listener", "tunnel_down", "device_down", "unknown_vni"],
-                    ..without_route.clone()
-                };
-                vec![match direction {
-                    Direction::Request => without_route,
-                    // The node of the replies is where requests leave the tunnel.
-                    Direction::Reply => Killer {
-                        packet: Packet::Syn,
-                        takes_resets: false,
-                        ..without_socket
-                    },
-                }]
-            }
-            Self::HopLimit { direction, hops } => {
-                let way = shape.way(*direction);
-                let forwarding = if shape.tunnel {
-                    vec![way[1], way[way.len() - 2]]
-                } else {
-                    way[1..way.len() - 1].to_vec()
-                };
-                let netns = forwarding[hops - 1];
-                let device = into_inner(netns, *direction);
-                vec![kill(*direction, netns, &[device], &["ttl"])]
-            }
-            Self::NoListener => vec![Killer {
-                effect: Effect::NoListener,
-                scope: Scope::Asking(Target::Closed),
-                ..kill(Direction::Request, last, &["eth0"], &["no_listener"])
-            }],
-            Self::QueueFull => vec![Killer {
-                effect: Effect::Ignored,
-                scope: Scope::Asking(Target::Full),
-                ..kill(
-                    Direction::Request,
-                    last,
-                    &["eth0", "null"],
-                    &["accept_queue_full", "unknown", "null"],
-                )
-            }],
-            Self::NoRouteBack => vec![Killer {
-                effect: Effect::Ignored,
-                ..kill(
-                    Direction::Request,
-                    last,
-                    &["eth0", "null"],
-                    &["no_route", "unknown", "null"],
-                )
-            }],
-            Self::NobodyThere => vec![Killer {
-                scope: Scope::Asking(Target::Nobody),
-                ..kill(
-                    Direction::Request,
-                    last - 1,
-                    &[shape.out_device(last - 1, Direction::Request)],
-                    &["neighbour_unresolved"],
-                )
-            }],
         }
     }
 }

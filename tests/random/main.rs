@@ -5,9 +5,11 @@
 //! view; `judge` holds what was said against it. The same seed gives the same runs.
 
 mod breaking;
+mod choice;
 mod exchange;
 mod fault;
 mod judge;
+mod killers;
 mod load;
 mod network;
 mod rng;

@@ -128,9 +128,11 @@ impl Scenario {
         } else {
             None
         };
+        let mut programs = Vec::new();
         for (number, fault) in self.faults.iter().enumerate() {
             if fault.from_ms == 0 {
-                breaking::apply(network, number, fault).with_context(|| fault.to_string())?;
+                let program = breaking::apply(network, number, fault);
+                programs.push(program.with_context(|| fault.to_string())?);
             }
         }
         let faults_began = Instant::now();
