@@ -178,7 +178,7 @@ impl Analysis {
     fn push_ledger(&mut self, ledger: Ledger) {
         // The one before the last is needed only if something was lost between it and this one.
         if let [.., before, last] = self.ledgers.as_slice()
-            && (lost(before) == lost(last) || self.ledgers.len() >= LEDGERS_MAX)
+            && (before.lost() == last.lost() || self.ledgers.len() >= LEDGERS_MAX)
         {
             self.ledgers.pop();
         }
@@ -189,7 +189,7 @@ impl Analysis {
     pub fn is_news(&self, ledger: &Ledger) -> bool {
         self.ledgers
             .last()
-            .is_none_or(|last| lost(last) != lost(ledger))
+            .is_none_or(|last| last.lost() != ledger.lost())
     }
 
     /// Whether something was lost that could have been an event of the time from `since_ns` to `until_ns`.
@@ -199,7 +199,7 @@ impl Analysis {
             ..Ledger::default()
         };
         for ledger in &self.ledgers {
-            if lost(ledger) > lost(&before)
+            if ledger.lost() > before.lost()
                 && before.time_ns <= until_ns
                 && ledger.time_ns >= since_ns
             {
@@ -209,13 +209,4 @@ impl Analysis {
         }
         self.unreadable_records > 0
     }
-}
-
-/// What was lost on the way from the kernel, all kinds together. The budget holds back data only, and is not a loss.
-const fn lost(ledger: &Ledger) -> u64 {
-    ledger
-        .ring_full
-        .saturating_add(ledger.missed)
-        .saturating_add(ledger.undecodable)
-        .saturating_add(ledger.table_full)
 }

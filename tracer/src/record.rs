@@ -189,14 +189,29 @@ pub struct Ledger {
     pub delivered: u64,
     /// Records lost because the ring was full.
     pub ring_full: u64,
-    /// Runs of a program that the kernel skipped (recursion), and packets whose headers could not be read.
+    /// Runs of a program that the kernel skipped, since an interrupt came while it ran on that CPU
+    /// (`recursion_misses`, Linux 5.12).
     pub missed: u64,
+    /// Packets whose headers the kernel half could not read.
+    #[serde(default)]
+    pub unreadable: u64,
     /// Records that could not be decoded.
     pub undecodable: u64,
     /// Packets held back by their flow's budget.
     pub rate_limited: u64,
     /// Entries that a bounded table evicted or refused, in the kernel or here.
     pub table_full: u64,
+}
+
+impl Ledger {
+    /// All that was lost on the way from the kernel. The budget holds back data only, and is not a loss.
+    pub const fn lost(&self) -> u64 {
+        self.ring_full
+            .saturating_add(self.missed)
+            .saturating_add(self.unreadable)
+            .saturating_add(self.undecodable)
+            .saturating_add(self.table_full)
+    }
 }
 
 /// CLOCK_MONOTONIC and CLOCK_REALTIME, read together.

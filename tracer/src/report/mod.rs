@@ -248,8 +248,10 @@ pub struct Ledger {
     pub delivered: u64,
     /// Records lost because the ring was full.
     pub ring_full: u64,
-    /// Runs of a program that the kernel skipped, and packets whose headers could not be read.
+    /// Runs of a program that the kernel skipped, since an interrupt came while it ran on that CPU.
     pub missed: u64,
+    /// Packets whose headers could not be read.
+    pub unreadable: u64,
     /// Records, or lines of a capture, that could not be decoded.
     pub undecodable: u64,
     /// Packets held back by their flow's budget.

@@ -202,8 +202,6 @@ impl Model {
         analysis.flows.forget(&over);
         rows.extend(self.history.iter().cloned());
 
-        let ledger = analysis.ledger();
-        let lost = [ledger.ring_full, ledger.missed, ledger.undecodable];
         let (drops, other_drops) = sum(&self.settled, live.drops);
         let (settled, live_counts) = (self.settled.counts, live.counts);
         Snapshot {
@@ -218,9 +216,7 @@ impl Model {
                 inconclusive: settled.inconclusive + live_counts.inconclusive,
                 answered: settled.answered + live_counts.answered,
             },
-            lost: lost
-                .into_iter()
-                .fold(ledger.table_full, u64::saturating_add),
+            lost: analysis.ledger().lost(),
         }
     }
 }

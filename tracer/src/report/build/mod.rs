@@ -157,20 +157,17 @@ impl Builder<'_> {
 
     fn ledger(&self, stopped_by: StoppedBy) -> Ledger {
         let ledger = self.analysis.ledger();
-        let nothing_lost = ledger.ring_full == 0
-            && ledger.missed == 0
-            && ledger.undecodable == 0
-            && ledger.table_full == 0;
         Ledger {
             emitted: ledger.emitted,
             delivered: ledger.delivered,
             ring_full: ledger.ring_full,
             missed: ledger.missed,
+            unreadable: ledger.unreadable,
             undecodable: ledger.undecodable,
             rate_limited: ledger.rate_limited,
             table_full: ledger.table_full,
             // What a killed writer had not written yet is not known.
-            clean: nothing_lost && stopped_by != StoppedBy::Cut,
+            clean: ledger.lost() == 0 && stopped_by != StoppedBy::Cut,
         }
     }
 

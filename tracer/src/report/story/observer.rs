@@ -173,6 +173,7 @@ fn lost(ledger: &Ledger) -> Vec<String> {
     [
         (ledger.ring_full, "lost because the ring was full"),
         (ledger.missed, "missed by a hook"),
+        (ledger.unreadable, "with unreadable headers"),
         (ledger.undecodable, "not decodable"),
         (ledger.rate_limited, "held back by the budget of busy flows"),
         (ledger.table_full, "evicted from a full table"),

@@ -70,6 +70,7 @@ pub(crate) fn report(flows: Vec<Flow>) -> Report {
             delivered: 412,
             ring_full: 0,
             missed: 0,
+            unreadable: 0,
             undecodable: 0,
             rate_limited: 0,
             table_full: 0,

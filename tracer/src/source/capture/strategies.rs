@@ -350,13 +350,14 @@ fn fact() -> impl Strategy<Value = Fact> {
 
 /// Any record but the header.
 pub(super) fn record() -> impl Strategy<Value = Record> {
-    let ledger = any::<[u64; 8]>().prop_map(
+    let ledger = any::<[u64; 9]>().prop_map(
         |[
             time_ns,
             emitted,
             delivered,
             ring_full,
             missed,
+            unreadable,
             undecodable,
             rate_limited,
             table_full,
@@ -366,6 +367,7 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
             delivered,
             ring_full,
             missed,
+            unreadable,
             undecodable,
             rate_limited,
             table_full,
