@@ -212,12 +212,14 @@ fn has_twin(dead: &Sighting, flow: &Flow<'_>) -> bool {
             && other.tuple == dead.tuple
             && other.skb != dead.skb
             && other.netns != dead.netns
-            && other.time_ns.abs_diff(dead.time_ns) < TWIN_WITHIN_NS
+            && (dead.message.transmission().is_some()
+                || other.time_ns.abs_diff(dead.time_ns) < TWIN_WITHIN_NS)
             && matches!(other.point, Point::Receive | Point::Consume)
     })
 }
 
-/// Flooded copies travel together.
+/// Flooded copies travel together, though on a busy machine one may wait for its turn. What its sender marks needs no
+/// bound: a packet that is sent again has another mark.
 const TWIN_WITHIN_NS: u64 = 100_000_000;
 
 fn effect(packet: PacketKind, sighting: &Sighting, flow: &Flow<'_>) -> String {

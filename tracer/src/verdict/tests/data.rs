@@ -62,6 +62,21 @@ fn again(story: &mut Story, at_ms: u64, offset: u32) {
     story.analysis.push(&Record::Event(Box::new(event)));
 }
 
+/// On a busy machine the copy that arrives may wait for its turn; that it is the same packet, its timestamp says.
+#[test]
+fn a_flooded_copy_of_data_is_innocent_however_late_the_other_comes() {
+    let mut story = established(View::Kernel);
+    let floods = [Xmit(NODE_B, LXC), Receive(POD_A, ETH0)];
+    let otherhost = killed("OTHERHOST", &["ip_rcv_core", "ip_rcv"]);
+    story.see(100, true, data(0, 100), &floods, otherhost);
+    story.see(400, true, data(0, 100), &THERE[4..6], None);
+    story.see(401, false, acknowledges(LEN, 401), &BACK, None);
+    story.check(VerdictCode::Answered, Confidence::Proven, |judgement| {
+        assert!(judgement.losses.iter().all(|loss| loss.innocent));
+        assert_eq!(judgement.losses.len(), 1);
+    });
+}
+
 #[test]
 fn data_that_dies_on_every_try_is_dropped() {
     let mut story = established(View::Kernel);
