@@ -225,7 +225,11 @@ fn a_rule_that_leads_to_the_route_is_named() -> Result<()> {
             },
             server,
             |lab| {
-                let found = format!("blackhole {} in table 100, by rule 77", lab.plan.pods_a());
+                let found = format!(
+                    "blackhole {} in table 100, by rule 77 (from {})",
+                    lab.plan.pods_a(),
+                    lab.plan.pods_b()
+                );
                 Ok(Said {
                     code: "blackhole_route",
                     phrase: format!("by a blackhole route to {}", lab.plan.client_ip()),
@@ -248,7 +252,7 @@ fn a_rule_that_rejects_by_itself_is_named() -> Result<()> {
             },
             server,
             |lab| {
-                let found = "prohibit, says rule 77".to_owned();
+                let found = format!("prohibit, says rule 77 (from all to {})", lab.plan.pods_a());
                 Ok(Said {
                     code: "blackhole_route",
                     phrase: format!("by a prohibit routing rule to {}", lab.plan.client_ip()),
@@ -284,8 +288,11 @@ fn reverse_path(set: &'static str, all: u8, own: u8) -> Result<()> {
                 code: "rp_filter",
                 phrase: "by reverse path filtering (rp_filter)".to_owned(),
                 detail: vec![format!(
-                    "rp_filter is 1 on vx0 (all={all}, vx0={own}), and the route back to {server} leaves through ens0 ({} via {gateway} dev ens0 in table main)",
-                    lab.plan.pods_b()
+                    "rp_filter is 1 on vx0 (all={all}, vx0={own}), and the route back to {server} leaves through ens0 ({} via {gateway} dev ens0 in table main); \
+                     before that in netns node-b, the SYN came in on ens0, the SYN-ACK went out on vx0 by the route {} via {} dev vx0 in table main",
+                    lab.plan.pods_b(),
+                    lab.plan.pods_a(),
+                    lab.plan.tunnel().0,
                 )],
                 evidence: vec![
                     ("sysctl", "net.ipv4.conf.all.rp_filter".to_owned()),

@@ -146,7 +146,7 @@ fn answer_by_another_wire(family: Family) -> Vec<Fault> {
         server_node: inferred("reply_left_node")
             .at("node-b", &["ens1"])
             .cause(&["asymmetric_egress"])
-            .says("had come in on ens0"),
+            .says("had come in on vx0"),
         client_node: SYN_LEFT_NODE_A,
     };
     vec![Fault::new(

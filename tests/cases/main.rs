@@ -16,6 +16,7 @@ mod faults_paths;
 mod faults_programs;
 mod faults_routes;
 mod faults_tunnels;
+mod faults_ways;
 mod gave_up;
 mod handshake;
 mod healthy;

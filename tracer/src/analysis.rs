@@ -131,7 +131,7 @@ impl Analysis {
                         .netns
                         .is_some_and(|netns| self.header.view.contains(netns));
                     if watched {
-                        self.questions.note(&sighting, &self.devices);
+                        self.questions.note(&sighting, &self.flows, &self.devices);
                     }
                     let (key, time_ns) = (sighting.tuple.key(), sighting.time_ns);
                     self.flows.push(sighting);

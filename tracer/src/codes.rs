@@ -243,7 +243,8 @@ cause_codes! {
     WireguardNoPeer = "wireguard_no_peer",
     /// The reply left through another device than the request came in.
     AsymmetricEgress = "asymmetric_egress",
-    /// Two programs use the same bits of the mark.
+    /// The packet's mark sends it another way than it would go without: two programs claim the same bits, or one sets what
+    /// another did not mean.
     MarkConflict = "mark_conflict",
     /// The listener's accept queue is full.
     AcceptQueueFull = "accept_queue_full",

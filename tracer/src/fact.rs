@@ -1,5 +1,5 @@
 //! What a verdict may use and no event carries: counters, and what the kernel answered when it was asked about a packet
-//! that had just died. An answer is true of the moment when it was given, which it names; the death was before.
+//! that had just died or gone astray. An answer is true of the moment when it was given, which it names; the death was before.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -89,6 +89,10 @@ pub fn mac_words(mac: [u8; 6]) -> String {
 }
 
 /// How a namespace routes a packet (`RTM_GETROUTE`).
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each stands for itself in a capture"
+)]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Route {
     /// The namespace.
@@ -108,6 +112,10 @@ pub struct Route {
     /// The priority of the `ip rule` that led there, where that is certain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<u32>,
+    /// Which packets that rule is for, in the words of `ip rule` (`fwmark 0x80000/0xff0000`); it may hold a device's name,
+    /// which is untrusted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule_selector: Option<String>,
     /// The rule itself says so, and no table was asked.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub by_rule: bool,
@@ -121,6 +129,9 @@ pub struct Route {
     /// otherwise.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub uncertain: bool,
+    /// It would take the packet, but no rule leads the packet to its table.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unreached: bool,
 }
 
 /// A packet that is to be routed.
@@ -167,7 +178,7 @@ fn is_zero(value: &u32) -> bool {
     *value == 0
 }
 
-/// What to ask about a packet that died.
+/// What to ask about a packet that died, or went another way than it should have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Question {
     /// In which namespace.
@@ -192,6 +203,14 @@ pub enum About {
     },
     /// What is known of the packet's next hop behind its device.
     Neighbour(Lookup),
+    /// Which route took a reply, which would have without its mark, and where there is one that leads through the device on
+    /// which its request had come in.
+    Egress {
+        /// The reply.
+        lookup: Lookup,
+        /// That device.
+        entered: u32,
+    },
     /// Which IPv4 source addresses a device takes.
     Source {
         /// The device.

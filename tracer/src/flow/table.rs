@@ -1,6 +1,7 @@
 //! Files sightings by flow, within bounds, and learns which five-tuples are one flow under translation. What does not fit is counted, never silently left out.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::net::SocketAddr;
 
 use super::{FiveTuple, FlowKey, Message, Point, Sighting, SocketSighting};
 use crate::event::{NetnsId, SkbId};
@@ -304,6 +305,19 @@ impl FlowTable {
         refused.sequence = refusal.sequence;
         refused.point = Point::Refused(refusal.result);
         self.insert(key, refused);
+    }
+
+    /// The packets of one five-tuple that were kept, in the order of arrival.
+    pub fn sightings(&self, key: FlowKey) -> &[Sighting] {
+        self.flows.get(&key).map_or(&[], |flow| &flow.sightings)
+    }
+
+    /// On which device a packet came into the namespace that it now leaves, and which sender it had there, if it is
+    /// forwarded; to be called before the departure is filed.
+    pub fn received_as(&self, left: &Sighting) -> Option<(u32, SocketAddr)> {
+        let before = self.alive.get(&left.skb)?;
+        let is_this = before.message == left.message && before.received_in == Some(left.netns?);
+        Some((before.ifindex?, before.tuple.src)).filter(|_| is_this)
     }
 
     /// Files what a socket said, if its flow is one that is watched already or one that begins here.

@@ -100,7 +100,7 @@ pub enum Evidence {
         /// When it ended.
         after: u64,
     },
-    /// How a namespace routed the packet when it was asked, soon after the death.
+    /// How a namespace routed the packet when it was asked, soon after the death or the departure.
     Route {
         /// When it was asked.
         time: Option<Time>,
@@ -120,6 +120,10 @@ pub enum Evidence {
         table: Option<u32>,
         /// The priority of the rule that led there, where that is certain.
         rule: Option<u32>,
+        /// Which packets that rule is for, in the words of `ip rule`.
+        rule_selector: Option<String>,
+        /// The packet's mark with which it was asked; 0 for none.
+        mark: u32,
     },
     /// A sysctl, when it was asked, soon after the death.
     Sysctl {

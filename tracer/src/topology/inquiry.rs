@@ -1,4 +1,4 @@
-//! Asks the kernel about a packet that has just died: how its namespace routes it, what it knows of the next hop, which
+//! Asks the kernel about a packet that has just died or gone astray: how its namespace routes it, what it knows of the next hop, which
 //! sysctls let it pass. The sockets were opened while that was allowed; asking needs no privilege.
 //!
 //! A question takes some tens of microseconds. One about a route that rejects takes a walk through the routing tables as
@@ -41,8 +41,8 @@ const EARNS_EVERY: Duration = Duration::from_secs(10);
 /// The most rules that are kept; a node with more of them gets no answer about routes.
 const RULES_MAX: usize = 4_096;
 
-/// The most routes that reject which are kept, likewise.
-const REJECTING_ROUTES_MAX: usize = 65_536;
+/// The most routes of a walk that are kept, likewise.
+const WALKED_ROUTES_MAX: usize = 65_536;
 
 /// Of all the time, walks through the routing tables take at most one part in this many.
 const WALK_PAUSE: u32 = 20;
@@ -142,6 +142,7 @@ impl Inquiry<'_> {
                     self.neighbour(hop.gateway.unwrap_or(lookup.dst.ip()), hop.ifindex);
                 }
             }
+            About::Egress { lookup, entered } => self.egress(lookup, entered),
             About::Source { ifindex } => {
                 for name in ["accept_local", "route_localnet", "rp_filter"] {
                     self.sysctl(false, Some(ifindex), name);
@@ -211,6 +212,49 @@ impl Inquiry<'_> {
         });
     }
 
+    /// The way of a reply with its mark and without, and, where neither leads through the device on which its request had
+    /// come in, the route that would.
+    fn egress(&mut self, lookup: Lookup, entered: u32) {
+        let unmarked = Lookup { mark: 0, ..lookup };
+        let mut hops = self.route(lookup);
+        if lookup != unmarked {
+            hops.extend(self.route(unmarked));
+        }
+        if hops.iter().any(|hop| hop.ifindex == entered) {
+            return;
+        }
+        if let Some(route) = self.unreached(lookup, entered) {
+            self.facts.push(Fact::Route(Box::new(route)));
+        }
+    }
+
+    /// A route through a device that would take a packet, but to whose table no rule leads it.
+    fn unreached(&mut self, lookup: Lookup, ifindex: u32) -> Option<Route> {
+        let routes = self.walk(
+            Dump::RoutesThrough(family(lookup.target()), ifindex),
+            |entry| entry.kind == RouteKind::Unicast,
+        )?;
+        let rules = self.rules(lookup.target())?;
+        let device = lookup.ifindex.and_then(|index| self.device_name(index));
+        let packet = self.packet(&lookup, lookup.mark, device.as_deref())?;
+        let entry = rules::unreached(&rules, &routes, &packet)?;
+        Some(Route {
+            netns: self.netns,
+            asked_ns: self.now_ns,
+            lookup,
+            found: entry.kind,
+            prefix: Some(entry.dst),
+            table: Some(entry.table),
+            rule: None,
+            rule_selector: None,
+            by_rule: false,
+            hops: entry.hops.clone(),
+            ports_matter: rules::look_at_ports(&rules),
+            uncertain: false,
+            unreached: true,
+        })
+    }
+
     /// Asks for a route, and returns where it leads.
     fn route(&mut self, lookup: Lookup) -> Vec<NextHop> {
         self.route_with_mark(lookup, lookup.mark)
@@ -225,7 +269,13 @@ impl Inquiry<'_> {
         hops
     }
 
-    fn find_route(&mut self, lookup: Lookup, mark: u32) -> Option<Route> {
+    /// The packet as the rules see it; `device` is the name of the lookup's.
+    fn packet<'p>(
+        &self,
+        lookup: &Lookup,
+        mark: u32,
+        device: Option<&'p str>,
+    ) -> Option<Packet<'p>> {
         let (from, to) = match lookup.way {
             Way::Input | Way::Output => (lookup.src, lookup.dst),
             Way::Reverse => (lookup.dst, lookup.src),
@@ -233,21 +283,25 @@ impl Inquiry<'_> {
         // For a packet that comes in the kernel takes any source, for one that it sends only its own.
         let src_unasked =
             lookup.way != Way::Input && !self.topology.table.has_address(self.netns, from.ip());
-        let device = lookup.ifindex.and_then(|index| self.device_name(index));
-        let packet = Packet {
+        Some(Packet {
             src: from.ip(),
             src_unasked,
             dst: to.ip(),
             iif: match lookup.way {
-                Way::Input => device.as_deref()?,
+                Way::Input => device?,
                 Way::Output | Way::Reverse => "lo",
             },
-            oif: device.as_deref().filter(|_| lookup.way == Way::Output),
+            oif: device.filter(|_| lookup.way == Way::Output),
             mark,
             protocol: lookup.protocol,
             src_port: from.port(),
             dst_port: to.port(),
-        };
+        })
+    }
+
+    fn find_route(&mut self, lookup: Lookup, mark: u32) -> Option<Route> {
+        let device = lookup.ifindex.and_then(|index| self.device_name(index));
+        let packet = self.packet(&lookup, mark, device.as_deref())?;
         let mut found = None;
         let answer = self.request(
             RouteNetlinkMessage::GetRoute(request(&lookup, &packet)),
@@ -264,21 +318,26 @@ impl Inquiry<'_> {
             prefix: None,
             table: None,
             rule: None,
+            rule_selector: None,
             by_rule: false,
             hops: Vec::new(),
             ports_matter: rules::look_at_ports(&rules),
             uncertain: rules::are_uncertain(&rules, &packet),
+            unreached: false,
         };
+        let rule;
         match answer {
             Ok(()) => {
                 let entry = found?;
                 route.found = entry.kind;
                 route.prefix = Some(entry.dst);
                 // While there are no rules of one's own, IPv4 keeps the tables local and main in one and calls both main.
-                if matches!(entry.kind, RouteKind::Unicast | RouteKind::Other) {
+                rule = if matches!(entry.kind, RouteKind::Unicast | RouteKind::Other) {
                     route.table = Some(entry.table);
-                    route.rule = rules::leading_to(&rules, &packet, entry.dst, entry.table);
-                }
+                    rules::leading_to(&rules, &packet, entry.dst, entry.table)
+                } else {
+                    None
+                };
                 route.hops = entry.hops;
             }
             Err(errno) => {
@@ -286,22 +345,24 @@ impl Inquiry<'_> {
                 route.found = kind;
                 route.prefix = decision.prefix;
                 route.table = decision.table;
-                route.rule = decision.rule;
                 route.by_rule = decision.by_rule;
+                rule = decision.rule;
             }
         }
+        route.rule = rule.map(Rule::priority);
+        route.rule_selector = rule.map(Rule::selector);
         Some(route)
     }
 
     /// What an error of the kernel means (`fib_props` in net/ipv4/fib_semantics.c, `ip6_rt_init_dst_reject()` in
     /// net/ipv6/route.c), where something in the tables confirms it: each error has other meanings as well.
-    fn rejected(
+    fn rejected<'r>(
         &mut self,
         errno: Errno,
         lookup: &Lookup,
-        rules: &[Rule],
+        rules: &'r [Rule],
         packet: &Packet<'_>,
-    ) -> Option<(RouteKind, Decision)> {
+    ) -> Option<(RouteKind, Decision<'r>)> {
         let kind = match errno {
             // A rule that says unreachable gives this, too (`fib4_rule_action()` in net/ipv4/fib_rules.c).
             Errno::ENETUNREACH => {
@@ -347,19 +408,30 @@ impl Inquiry<'_> {
             RouteKind::Prohibit => RouteType::Prohibit,
             _ => return None,
         };
+        self.walk(Dump::RoutesOf(family(addr), of_kind), |entry| {
+            entry.kind == kind
+        })
+    }
+
+    /// Lists routes of every table; `None` where it is too early for another walk, or there are too many.
+    fn walk(
+        &mut self,
+        what: Dump,
+        is_wanted: impl Fn(&routes::Entry) -> bool,
+    ) -> Option<Vec<routes::Entry>> {
         let begin = Instant::now();
         if begin < self.topology.walk_after {
             return None;
         }
         let mut entries = Vec::new();
-        let walked = self.dump(Dump::RoutesOf(family(addr), of_kind), &mut |message| {
-            if entries.len() <= REJECTING_ROUTES_MAX {
-                entries.extend(routes::parse(message).filter(|entry| entry.kind == kind));
+        let walked = self.dump(what, &mut |message| {
+            if entries.len() <= WALKED_ROUTES_MAX {
+                entries.extend(routes::parse(message).filter(|entry| is_wanted(entry)));
             }
         });
         self.topology.walk_after = begin + WALK_PAUSE * begin.elapsed();
         walked.ok()?;
-        (entries.len() <= REJECTING_ROUTES_MAX).then_some(entries)
+        (entries.len() <= WALKED_ROUTES_MAX).then_some(entries)
     }
 
     fn request(
@@ -415,13 +487,15 @@ fn family(addr: IpAddr) -> AddressFamily {
     }
 }
 
-/// The request for the route itself (`RTM_F_FIB_MATCH`), not for what follows from it for this packet.
+/// The request for the route itself (`RTM_F_FIB_MATCH`), not for what follows from it for this packet, and for its table
+/// (`RTM_F_LOOKUP_TABLE`).
 fn request(lookup: &Lookup, packet: &Packet<'_>) -> RouteMessage {
     let bits = |addr: IpAddr| if addr.is_ipv4() { 32 } else { 128 };
     let mut message = RouteMessage::default();
     message.header.address_family = family(packet.dst);
     message.header.destination_prefix_length = bits(packet.dst);
-    message.header.flags = RouteFlags::FibMatch;
+    // Without the second, IPv4 calls every table main.
+    message.header.flags = RouteFlags::FibMatch | RouteFlags::LookupTable;
     let attributes = &mut message.attributes;
     attributes.push(RouteAttribute::Destination(packet.dst.into()));
     if !packet.src_unasked {

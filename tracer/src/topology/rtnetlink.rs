@@ -18,7 +18,7 @@ use netlink_packet_route::{
     address::AddressMessage,
     link::{LinkAttribute, LinkExtentMask, LinkMessage},
     nsid::{NsidAttribute, NsidMessage},
-    route::{RouteMessage, RouteType},
+    route::{RouteAttribute, RouteMessage, RouteType},
     rule::RuleMessage,
 };
 use nix::{
@@ -96,6 +96,8 @@ pub(super) enum Dump {
     Routes,
     /// The routes of one family that are of this type, of every table.
     RoutesOf(RouteFamily, RouteType),
+    /// The unicast routes of one family that lead through this device, of every table.
+    RoutesThrough(RouteFamily, u32),
     /// The routing rules of one family, in the order in which they are tried.
     Rules(RouteFamily),
 }
@@ -117,6 +119,13 @@ impl Dump {
                 let mut message = RouteMessage::default();
                 message.header.address_family = family;
                 message.header.kind = kind;
+                RouteNetlinkMessage::GetRoute(message)
+            }
+            Self::RoutesThrough(family, ifindex) => {
+                let mut message = RouteMessage::default();
+                message.header.address_family = family;
+                message.header.kind = RouteType::Unicast;
+                message.attributes.push(RouteAttribute::Oif(ifindex));
                 RouteNetlinkMessage::GetRoute(message)
             }
             Self::Rules(family) => {
@@ -176,7 +185,7 @@ impl RouteSocket {
         buffer: &mut [u8],
         each: &mut dyn FnMut(Message<'_>),
     ) -> Result<(), Errno> {
-        if !matches!(what, Dump::RoutesOf(..)) {
+        if !matches!(what, Dump::RoutesOf(..) | Dump::RoutesThrough(..)) {
             return self.dump_loosely(what, buffer, each);
         }
         setsockopt(&self.fd, strict::StrictCheck, &true)?;

@@ -198,15 +198,92 @@ impl Rule {
     fn looks_at_ports(&self) -> bool {
         self.protocol.is_some() || self.src_ports.is_some() || self.dst_ports.is_some()
     }
+
+    /// Where it stands among the rules.
+    pub(super) const fn priority(&self) -> u32 {
+        self.priority
+    }
+
+    /// Which packets it is for, in the words and the order of `ip rule`; the name of a device is untrusted.
+    pub(super) fn selector(&self) -> String {
+        let mut words = Vec::new();
+        if self.invert {
+            words.push("not".to_owned());
+        }
+        // `ip rule` writes a host without its prefix length, and "from all" where nothing is said of the source.
+        let network = |prefix: Prefix| match (prefix.addr, prefix.len) {
+            (IpAddr::V4(addr), 32) => addr.to_string(),
+            (IpAddr::V6(addr), 128) => addr.to_string(),
+            _ => format!("{}/{}", prefix.addr, prefix.len),
+        };
+        let src = self.src.map_or_else(|| "all".to_owned(), network);
+        words.push(format!("from {src}"));
+        words.extend(self.dst.map(|dst| format!("to {}", network(dst))));
+        match (self.mark, self.mask) {
+            (0, 0) => {}
+            (mark, u32::MAX) => words.push(format!("fwmark {mark:#x}")),
+            (mark, mask) => words.push(format!("fwmark {mark:#x}/{mask:#x}")),
+        }
+        words.extend(self.iif.as_ref().map(|iif| format!("iif {iif}")));
+        words.extend(self.oif.as_ref().map(|oif| format!("oif {oif}")));
+        words.extend(
+            self.protocol
+                .map(|protocol| format!("ipproto {}", protocol_words(protocol))),
+        );
+        let ports = |word: &str, range: &RangeInclusive<u16>| match (range.start(), range.end()) {
+            (start, end) if start == end => format!("{word} {start}"),
+            (start, end) => format!("{word} {start}-{end}"),
+        };
+        words.extend(self.src_ports.as_ref().map(|range| ports("sport", range)));
+        words.extend(self.dst_ports.as_ref().map(|range| ports("dport", range)));
+        if self.unknown {
+            words.push("and more".to_owned());
+        }
+        words.join(" ")
+    }
+
+    /// Whether it may lead this packet to a table.
+    fn may_lead_to(&self, packet: &Packet<'_>, table: u32) -> bool {
+        let leads = match self.action {
+            Action::Table(of) => of == table,
+            Action::Unknown => true,
+            Action::Nothing | Action::Rejects(_) => false,
+        };
+        leads && self.is_for(packet) != Some(false)
+    }
+}
+
+fn protocol_words(protocol: u8) -> String {
+    match i32::from(protocol) {
+        libc::IPPROTO_TCP => "tcp".to_owned(),
+        libc::IPPROTO_UDP => "udp".to_owned(),
+        libc::IPPROTO_ICMP => "icmp".to_owned(),
+        libc::IPPROTO_ICMPV6 => "ipv6-icmp".to_owned(),
+        number => number.to_string(),
+    }
 }
 
 /// What decided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Decision {
+pub(super) struct Decision<'a> {
     pub prefix: Option<Prefix>,
     pub table: Option<u32>,
-    pub rule: Option<u32>,
+    pub rule: Option<&'a Rule>,
     pub by_rule: bool,
+}
+
+/// The route that would take the packet if a rule led it to the route's table, the longest prefix first; `None` also where
+/// it is not known of some rule whether it leads there.
+pub(super) fn unreached<'r>(
+    rules: &[Rule],
+    routes: &'r [Entry],
+    packet: &Packet<'_>,
+) -> Option<&'r Entry> {
+    let reached = |table| rules.iter().any(|rule| rule.may_lead_to(packet, table));
+    routes
+        .iter()
+        .filter(|route| route.takes(packet.src, packet.dst) && !reached(route.table))
+        .max_by_key(|route| route.dst.len)
 }
 
 /// Whether some rule looks at ports or protocols.
@@ -225,12 +302,12 @@ pub(super) fn are_uncertain(rules: &[Rule], packet: &Packet<'_>) -> bool {
 
 /// The rule that led to a route in a table. The first rule for this packet with that table did: a later one would find
 /// the same again. `None` where a rule on the way there is uncertain.
-pub(super) fn leading_to(
-    rules: &[Rule],
+pub(super) fn leading_to<'r>(
+    rules: &'r [Rule],
     packet: &Packet<'_>,
     found: Prefix,
     table: u32,
-) -> Option<u32> {
+) -> Option<&'r Rule> {
     for rule in rules {
         match (rule.is_for(packet), rule.action) {
             (Some(false), _) => {}
@@ -240,7 +317,7 @@ pub(super) fn leading_to(
                     .suppress_prefix_len
                     .is_some_and(|len| u32::from(found.len) <= len);
                 if !suppressed {
-                    return is_for.map(|_| rule.priority);
+                    return is_for.map(|_| rule);
                 }
             }
             _ => {}
@@ -254,12 +331,12 @@ pub(super) fn leading_to(
 ///
 /// The kernel only says in which way. A route that rejects and that a table finds is the longest of its kind there
 /// that has the destination, so where a single table has one, it is that one.
-pub(super) fn rejecting(
-    rules: &[Rule],
+pub(super) fn rejecting<'r>(
+    rules: &'r [Rule],
     routes: &[Entry],
     kind: RouteKind,
     packet: &Packet<'_>,
-) -> Option<Decision> {
+) -> Option<Decision<'r>> {
     let mut candidates = Vec::new();
     let mut tables = BTreeSet::new();
     for rule in rules {
@@ -269,7 +346,7 @@ pub(super) fn rejecting(
         }
         match rule.action {
             Action::Rejects(of) if of == kind => candidates.push(Decision {
-                rule: is_for.map(|_| rule.priority),
+                rule: is_for.map(|_| rule),
                 by_rule: true,
                 ..Decision::default()
             }),
@@ -298,199 +375,5 @@ pub(super) fn rejecting(
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    /// A rule as Linux 6.18 dumps it: `struct fib_rule_hdr`, then attributes of four bytes each.
-    fn rule(action: u8, table: u8, priority: u32, more: &[(u16, u32)]) -> Rule {
-        bytes_of_rule(action, table, priority, more, [0, 0])
-    }
-
-    fn bytes_of_rule(
-        action: u8,
-        table: u8,
-        priority: u32,
-        more: &[(u16, u32)],
-        [dst_len, src_len]: [u8; 2],
-    ) -> Rule {
-        let mut payload = vec![2, dst_len, src_len, 0, table, 0, 0, action, 0, 0, 0, 0];
-        let unset = [
-            (kind::SUPPRESS_PREFIXLEN, u32::MAX),
-            (kind::PRIORITY, priority),
-        ];
-        for (kind, value) in unset.iter().chain(more) {
-            payload.extend([8, 0]);
-            payload.extend(kind.to_ne_bytes());
-            payload.extend(value.to_ne_bytes());
-        }
-        parse(Message {
-            kind: libc::RTM_NEWRULE,
-            payload: &payload,
-        })
-        .expect("a rule")
-    }
-
-    /// The rules that every namespace has.
-    fn defaults() -> [Rule; 3] {
-        [
-            rule(1, 255, 0, &[]),
-            rule(1, 254, 32_766, &[]),
-            rule(1, 253, 32_767, &[]),
-        ]
-    }
-
-    fn packet() -> Packet<'static> {
-        Packet {
-            src: [10, 1, 0, 7].into(),
-            src_unasked: false,
-            dst: [10, 9, 0, 5].into(),
-            iif: "eth0",
-            oif: None,
-            mark: 0,
-            protocol: 6,
-            src_port: 40_000,
-            dst_port: 80,
-        }
-    }
-
-    fn from_10_1() -> (u16, u32) {
-        (kind::SRC, u32::from_ne_bytes([10, 1, 0, 0]))
-    }
-
-    fn blackhole(addr: [u8; 4], len: u8, table: u32) -> Entry {
-        Entry {
-            kind: RouteKind::Blackhole,
-            dst: Prefix {
-                addr: addr.into(),
-                len,
-            },
-            src: None,
-            table,
-            hops: Vec::new(),
-        }
-    }
-
-    fn rejecting_of(rules: &[Rule], routes: &[Entry]) -> Option<Decision> {
-        rejecting(rules, routes, RouteKind::Blackhole, &packet())
-    }
-
-    #[test]
-    fn a_single_route_that_rejects_is_the_one() {
-        let routes = [
-            blackhole([10, 0, 0, 0], 8, 254),
-            blackhole([10, 9, 0, 0], 24, 254),
-            blackhole([10, 8, 0, 0], 24, 254),
-            blackhole([10, 9, 0, 0], 24, 100),
-        ];
-        assert_eq!(
-            rejecting_of(&defaults(), &routes),
-            Some(Decision {
-                prefix: Some(routes[1].dst),
-                table: Some(254),
-                rule: Some(32_766),
-                by_rule: false,
-            })
-        );
-        assert_eq!(rejecting_of(&defaults(), &routes[2..]), None);
-    }
-
-    #[test]
-    fn of_several_tables_none_is_claimed() {
-        let routes = [
-            blackhole([10, 9, 0, 0], 24, 254),
-            blackhole([10, 9, 0, 0], 24, 253),
-        ];
-        assert_eq!(
-            rejecting_of(&defaults(), &routes),
-            Some(Decision::default())
-        );
-    }
-
-    #[test]
-    fn a_rule_for_other_packets_leads_nowhere() {
-        let routes = [blackhole([10, 9, 0, 0], 24, 100)];
-        let with = |more: &[(u16, u32)], lens| {
-            let rules = [
-                vec![bytes_of_rule(1, 100, 77, more, lens)],
-                defaults().to_vec(),
-            ]
-            .concat();
-            rejecting_of(&rules, &routes)
-        };
-        let found = |rule| {
-            Some(Decision {
-                prefix: Some(routes[0].dst),
-                table: Some(100),
-                rule,
-                by_rule: false,
-            })
-        };
-        assert_eq!(with(&[from_10_1()], [0, 16]), found(Some(77)));
-        assert_eq!(with(&[from_10_1()], [0, 32]), None);
-        // fwmark 1/1, and 0/1, which is what the packet has.
-        assert_eq!(with(&[(kind::FWMARK, 1), (kind::FWMASK, 1)], [0, 0]), None);
-        assert_eq!(
-            with(&[(kind::FWMARK, 0), (kind::FWMASK, 1)], [0, 0]),
-            found(Some(77))
-        );
-        // Something newer than this program: it may lead there, and that it did is not claimed.
-        assert_eq!(with(&[(99, 1)], [0, 0]), found(None));
-    }
-
-    #[test]
-    fn a_rule_may_reject_by_itself() {
-        let rules = [vec![rule(6, 0, 50, &[])], defaults().to_vec()].concat();
-        assert_eq!(
-            rejecting_of(&rules, &[]),
-            Some(Decision {
-                rule: Some(50),
-                by_rule: true,
-                ..Decision::default()
-            })
-        );
-    }
-
-    #[test]
-    fn the_first_rule_for_a_table_led_there_unless_its_finding_did_not_count() {
-        let found = Prefix {
-            addr: [0, 0, 0, 0].into(),
-            len: 0,
-        };
-        let lead = |rules: &[Rule]| leading_to(rules, &packet(), found, 254);
-        let suppressing = rule(1, 254, 10, &[(kind::SUPPRESS_PREFIXLEN, 0)]);
-        let rules = [vec![suppressing], defaults().to_vec()].concat();
-        assert_eq!(lead(&rules), Some(32_766));
-        let twice = [vec![rule(1, 254, 10, &[])], defaults().to_vec()].concat();
-        assert_eq!(lead(&twice), Some(10));
-        // FR_ACT_GOTO
-        let jumping = [vec![rule(2, 0, 10, &[])], defaults().to_vec()].concat();
-        assert_eq!(lead(&jumping), None);
-        assert!(are_uncertain(&jumping, &packet()));
-        assert!(!are_uncertain(&defaults(), &packet()));
-    }
-
-    #[test]
-    fn a_source_that_was_not_asked_makes_rules_about_it_uncertain() {
-        let rules = [bytes_of_rule(1, 100, 77, &[from_10_1()], [0, 16])];
-        let unasked = Packet {
-            src_unasked: true,
-            ..packet()
-        };
-        assert!(!are_uncertain(&rules, &packet()));
-        assert!(are_uncertain(&rules, &unasked));
-        let elsewhere = Packet {
-            src: [10, 2, 0, 7].into(),
-            ..unasked
-        };
-        assert!(!are_uncertain(&rules, &elsewhere));
-    }
-
-    proptest! {
-        #[test]
-        fn no_message_stops_the_parser(payload in proptest::collection::vec(any::<u8>(), 0..120)) {
-            let _ = parse(Message { kind: libc::RTM_NEWRULE, payload: &payload });
-        }
-    }
-}
+#[path = "rules_tests.rs"]
+mod tests;

@@ -648,13 +648,6 @@ pub fn next(
         CauseCode::NoRoute | CauseCode::BlackholeRoute => {
             format!("`{ns}ip route get {}`; `{ns}ip rule`", to.ip())
         }
-        CauseCode::AsymmetricEgress => format!(
-            "`{ns}ip rule`: which one sends {} → {} (mark {:#x}) out on {}?",
-            src.ip(),
-            dst.ip(),
-            sighting.mark,
-            device.unwrap_or("that device"),
-        ),
         CauseCode::ForwardingOff => {
             format!("`{ns}sysctl net.ipv4.ip_forward net.ipv6.conf.all.forwarding`")
         }

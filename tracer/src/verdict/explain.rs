@@ -61,15 +61,17 @@ impl Scene<'_> {
     /// What was found, in the words of `ip route`: "blackhole 10.9.0.0/24 in table main".
     pub(crate) fn route_words(&self, route: &Route) -> String {
         let kind = route.found.name();
-        let rule = route
-            .rule
-            .filter(|priority| !DEFAULT_RULES.contains(priority));
+        let selector = match &route.rule_selector {
+            Some(selector) => format!(" ({selector})"),
+            None => String::new(),
+        };
+        let rule = route.rule.filter(|priority| !is_default_rule(*priority));
         if route.found == RouteKind::None {
             return "no route: every rule was tried".to_owned();
         }
         if route.by_rule {
             return match route.rule {
-                Some(priority) => format!("{kind}, says rule {priority}"),
+                Some(priority) => format!("{kind}, says rule {priority}{selector}"),
                 None => format!("{kind}, says a rule"),
             };
         }
@@ -97,25 +99,24 @@ impl Scene<'_> {
                 )
             })
             .collect();
-        let by = rule.map_or_else(String::new, |priority| format!(", by rule {priority}"));
+        let by = match rule {
+            _ if route.unreached => ", to which no rule leads it".to_owned(),
+            Some(priority) => format!(", by rule {priority}{selector}"),
+            None => String::new(),
+        };
         let table = route.table.map_or_else(String::new, |table| {
-            format!(" in table {}", table_words(table))
+            format!(" in table {}", words::table(table))
         });
         format!("{kind}{prefix}{}{table}{by}", hops.join(","))
     }
 }
 
-/// The priorities of the rules that every namespace has: they go without saying.
+/// The priorities of the rules that every namespace has.
 const DEFAULT_RULES: [u32; 3] = [0, 32_766, 32_767];
 
-/// `RT_TABLE_*` (include/uapi/linux/rtnetlink.h), the names of iproute2.
-fn table_words(table: u32) -> String {
-    match table {
-        253 => "default".to_owned(),
-        254 => "main".to_owned(),
-        255 => "local".to_owned(),
-        number => number.to_string(),
-    }
+/// Whether every namespace has a rule with this priority, so that it goes without saying.
+pub(super) fn is_default_rule(priority: u32) -> bool {
+    DEFAULT_RULES.contains(&priority)
 }
 
 /// A packet that died.
@@ -464,7 +465,9 @@ impl<'a> Dead<'a> {
     fn route(&self, lookup: &Lookup) -> Option<(&'a Fact, &'a Route)> {
         let fact = self.answer(|fact| match fact {
             Fact::Route(route) => {
-                Some(route.netns) == self.sighting.netns && answers(route, lookup)
+                Some(route.netns) == self.sighting.netns
+                    && !route.unreached
+                    && answers(route, lookup)
             }
             _ => false,
         })?;
@@ -503,7 +506,7 @@ struct Sysctl {
 }
 
 /// What is to be said where the packet itself may have been routed otherwise.
-const fn caution(route: &Route) -> &'static str {
+pub(super) const fn caution(route: &Route) -> &'static str {
     if route.uncertain {
         ", unless a rule looked at what could not be asked"
     } else {
@@ -512,7 +515,7 @@ const fn caution(route: &Route) -> &'static str {
 }
 
 /// Whether an answer is about this packet, too.
-fn answers(route: &Route, lookup: &Lookup) -> bool {
+pub(super) fn answers(route: &Route, lookup: &Lookup) -> bool {
     let [mut asked, mut wanted] = [route.lookup, *lookup];
     if !route.ports_matter {
         asked.forget_ports();

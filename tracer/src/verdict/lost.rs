@@ -1,6 +1,7 @@
 //! A reply or a request that never took effect: where it died, left, or was seen last.
 
 use super::diagnosis::{self, Diagnosis, Evidence};
+use super::egress::Parting;
 use super::finding::Finding;
 use super::{Place, Scene, gave_up_at, losses, words};
 use crate::codes::{CauseCode, Confidence, PacketKind, Stage, VerdictCode};
@@ -70,7 +71,10 @@ pub(super) fn reply_lost<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Findi
             ))
             .at(dead, Stage::LocalIn)
         }
-        End::Died(dead) => death(VerdictCode::ReplyDropped, "reply dropped", flow.reply_kind(), dead, &replies, scene),
+        End::Died(dead) => {
+            let finding = death(VerdictCode::ReplyDropped, "reply dropped", flow.reply_kind(), dead, &replies, scene);
+            astray_before(finding, flow, furthest, scene)
+        }
         End::Left(at) => {
             let finding = Finding::new(
                 VerdictCode::ReplyLeftNode,
@@ -78,13 +82,16 @@ pub(super) fn reply_lost<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Findi
                 left(flow, at, forged.is_some(), scene),
             )
             .at(at, Stage::Egress);
-            match another_way(flow, at, scene) {
-                Some(cause) => Finding {
-                    summary: format!("{}, perhaps {}", finding.summary, cause.phrase),
-                    next: next_of(at, &cause, scene),
-                    cause: Some(cause),
-                    ..finding
-                },
+            match Parting::of(flow, furthest, scene) {
+                Some(parting) => {
+                    let cause = parting.diagnose(flow, scene);
+                    Finding {
+                        summary: format!("{}, perhaps {}", finding.summary, cause.phrase),
+                        next: parting.next(cause.code, scene),
+                        cause: Some(cause),
+                        ..finding
+                    }
+                }
                 None => Finding {
                     next: Some(elsewhere(flow, at, scene)),
                     ..finding
@@ -118,31 +125,35 @@ fn left(flow: &Flow<'_>, at: &Sighting, is_rejected: bool, scene: &Scene<'_>) ->
     }
 }
 
-/// The reply left by another device than the one by which the request had come into the same namespace: what is
-/// there may not know the connection, or refuse the address.
-fn another_way(flow: &Flow<'_>, at: &Sighting, scene: &Scene<'_>) -> Option<Diagnosis> {
-    let came_in = |seen: &&Sighting| seen.point == Point::Receive && seen.netns == at.netns;
-    let mut requests = flow.request.iter().flat_map(Transmission::sightings);
-    let entered = requests.find(|seen| came_in(seen))?;
-    let (there, back) = (scene.device_name(entered)?, scene.device_name(at)?);
-    let master = |seen: &Sighting| scene.devices().get(seen.device()?)?.master_ifindex;
-    if entered.ifindex == at.ifindex || master(entered).is_some_and(|bond| master(at) == Some(bond))
-    {
-        return None;
+/// A reply that died elsewhere may have gone the wrong way before: that is told as well, and what shows it.
+fn astray_before<'a>(
+    finding: Finding<'a>,
+    flow: &Flow<'a>,
+    reply: &Transmission<'a>,
+    scene: &Scene<'_>,
+) -> Finding<'a> {
+    let Some(parting) = Parting::of(flow, reply, scene) else {
+        return finding;
+    };
+    let Some(mut cause) = finding.cause.clone() else {
+        return finding;
+    };
+    let before = parting.diagnose(flow, scene);
+    let place = parting.netns().map_or_else(String::new, |netns| {
+        format!(" in {}", scene.netns_words(netns))
+    });
+    let also = before
+        .detail
+        .map(|detail| format!("before that{place}, {detail}"));
+    let told = [cause.detail.take(), also];
+    cause.detail = Some(told.into_iter().flatten().collect::<Vec<_>>().join("; "));
+    cause.evidence.extend(before.evidence);
+    let next = [finding.next, parting.next(before.code, scene)];
+    Finding {
+        next: Some(next.into_iter().flatten().collect::<Vec<_>>().join("; ")),
+        cause: Some(cause),
+        ..finding
     }
-    let (request, reply) = (flow.request_kind().name(), flow.reply_kind().name());
-    Some(Diagnosis {
-        code: CauseCode::AsymmetricEgress,
-        stage: Stage::Egress,
-        phrase: format!("because the {request} had come in on {there}"),
-        detail: Some(format!(
-            "the {request} came in on {there}, the {reply} went out on {back}"
-        )),
-        evidence: vec![Evidence::Event {
-            time_ns: entered.time_ns,
-            summary: format!("the {request} came in on {there}"),
-        }],
-    })
 }
 
 /// The reply reached the client with an address that the client had not asked.

@@ -6,6 +6,7 @@
 mod data;
 mod datagram;
 pub mod diagnosis;
+mod egress;
 mod explain;
 mod finding;
 mod handshake;

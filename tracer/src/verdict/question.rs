@@ -1,5 +1,6 @@
 //! What to ask the kernel about a packet that died. It follows from the death alone, so that a question which was asked
-//! while the trace ran and the verdict that looks for its answer agree.
+//! while the trace ran and the verdict that looks for its answer agree. What to ask about a reply that went another way
+//! than its request is [`egress`]'s business.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -7,13 +8,15 @@ use std::net::{IpAddr, SocketAddr};
 use tracer_common::packet::IpProto;
 
 use super::diagnosis::{self, Trace};
+use super::egress;
 use crate::codes::CauseCode;
 use crate::devices::Devices;
 use crate::event::Death;
 use crate::fact::{About, Lookup, Question, Way};
+use crate::flow::table::FlowTable;
 use crate::flow::{FiveTuple, Point, Sighting};
 
-/// A question is asked again once this time has passed between two deaths: what it asks about may have changed.
+/// A question is asked again once this time has passed between two packets that raise it: what it asks about may have changed.
 const AGAIN_AFTER_NS: u64 = 1_000_000_000;
 
 /// The most questions that wait.
@@ -84,6 +87,15 @@ fn lookup(sighting: &Sighting, death: &Death) -> Lookup {
     }
 }
 
+/// The question that a reply raises which leaves through another device than its request came in on.
+fn astray(sighting: &Sighting, flows: &FlowTable, devices: &Devices) -> Option<Question> {
+    let (lookup, entered) = egress::question(sighting, flows, devices)?;
+    Some(Question {
+        netns: sighting.netns?,
+        about: About::Egress { lookup, entered },
+    })
+}
+
 /// The addresses by which a packet is routed where it was seen: the tunnel's, if it is in one. Ports that are not known
 /// are 0.
 pub(super) fn routed(sighting: &Sighting) -> (SocketAddr, SocketAddr, u8) {
@@ -122,14 +134,15 @@ pub(super) fn routed(sighting: &Sighting) -> (SocketAddr, SocketAddr, u8) {
 #[derive(Debug, Default)]
 pub struct Questions {
     waiting: VecDeque<Question>,
-    /// When a packet last died that raised the question, without its ports.
+    /// When a packet last raised the question, without its ports.
     raised: HashMap<Question, u64>,
 }
 
 impl Questions {
-    /// Notes what a death raises, unless it was raised a moment ago.
-    pub fn note(&mut self, sighting: &Sighting, devices: &Devices) {
-        let Some(question) = of(sighting, devices) else {
+    /// Notes what a sighting raises that is not filed yet, unless it was raised a moment ago.
+    pub fn note(&mut self, sighting: &Sighting, flows: &FlowTable, devices: &Devices) {
+        let raised = of(sighting, devices).or_else(|| astray(sighting, flows, devices));
+        let Some(question) = raised else {
             return;
         };
         if self.waiting.len() >= WAITING_MAX {
@@ -157,8 +170,10 @@ impl Questions {
 
 /// Many flows die of one cause: ports make no difference, but where a rule looks at them, which the answer tells.
 fn without_ports(mut question: Question) -> Question {
-    if let About::Route(lookup) | About::ReversePath(lookup) | About::Neighbour(lookup) =
-        &mut question.about
+    if let About::Route(lookup)
+    | About::ReversePath(lookup)
+    | About::Neighbour(lookup)
+    | About::Egress { lookup, .. } = &mut question.about
     {
         lookup.forget_ports();
     }

@@ -4,6 +4,7 @@
 mod copies;
 mod data;
 mod datagrams;
+mod egress;
 mod explain;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -87,6 +88,8 @@ struct Story {
     icmp: Option<IcmpError>,
     /// How many hops they have left.
     hop_limit: u8,
+    /// Their mark.
+    mark: u32,
     /// The two ends as they are addressed from now on.
     client: SocketAddr,
     server: SocketAddr,
@@ -193,6 +196,7 @@ impl Story {
             now_ns: 10_000 * MS,
             icmp: None,
             hop_limit: 64,
+            mark: 0,
             client: CLIENT.into(),
             server: SERVER.into(),
         }
@@ -250,7 +254,7 @@ impl Story {
                 skb_len: 74,
                 gso: false,
                 dont_fragment: true,
-                mark: 0,
+                mark: self.mark,
                 tuple: FiveTuple {
                     protocol: protocol(message),
                     src,
@@ -507,47 +511,6 @@ fn a_reply_that_leaves_a_restricted_view_has_left_the_node() {
         assert_eq!(judgement.summary, "reply lost: SYN-ACK left this node on ens3 in netns 4026531843 and no ACK ever came");
         assert!(judgement.cause.is_none());
     });
-}
-
-#[test]
-fn a_reply_that_leaves_by_another_device_may_be_lost_for_that() {
-    const OTHER_NIC: u32 = 5;
-    let mut story = Story::new(View::Netns {
-        netns: vec![NODE_B, POD_B],
-    });
-    let nic = DeviceId {
-        netns: NODE_B,
-        ifindex: NIC,
-    };
-    let other = Device {
-        id: DeviceId {
-            ifindex: OTHER_NIC,
-            ..nic
-        },
-        name: "ens4".to_owned(),
-        ..story.analysis.devices.get(nic).expect("ens3").clone()
-    };
-    story.analysis.push(&Record::Device(Box::new(other)));
-    for at_ms in [0, 1_000, 3_000] {
-        story.syn(at_ms, &THERE[3..]);
-        let back = [BACK[0], BACK[1], Xmit(NODE_B, OTHER_NIC)];
-        story.syn_ack(at_ms + 1, &back);
-    }
-    story.check(
-        VerdictCode::ReplyLeftNode,
-        Confidence::Inferred,
-        |judgement| {
-            let cause = judgement.cause.as_ref().expect("a cause");
-            assert_eq!(cause.code, CauseCode::AsymmetricEgress);
-            assert!(
-                judgement
-                    .summary
-                    .ends_with("perhaps because the SYN had come in on ens3"),
-                "{}",
-                judgement.summary
-            );
-        },
-    );
 }
 
 #[test]

@@ -38,13 +38,24 @@ impl Scene<'_> {
             .sighting
             .netns
             .and_then(|netns| self.devices().netns_name(netns));
-        // A name that a shell would not take as one word is not put into a command that someone will paste.
-        let plain = |name: &&str| {
-            name.chars()
-                .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
-        };
-        name.filter(plain)
+        name.filter(|name| is_plain(name))
             .map_or_else(String::new, |name| format!("ip netns exec {name} "))
+    }
+}
+
+/// Whether a name may stand in a command that someone will paste: a shell takes it as one word.
+pub(super) fn is_plain(name: &str) -> bool {
+    name.chars()
+        .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+}
+
+/// `RT_TABLE_*` (include/uapi/linux/rtnetlink.h), the names of iproute2.
+pub(super) fn table(number: u32) -> String {
+    match number {
+        253 => "default".to_owned(),
+        254 => "main".to_owned(),
+        255 => "local".to_owned(),
+        number => number.to_string(),
     }
 }
 

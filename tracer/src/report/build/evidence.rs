@@ -3,7 +3,7 @@
 use super::super::Evidence;
 use super::Builder;
 use crate::event::DeviceId;
-use crate::fact::Fact;
+use crate::fact::{Fact, Way};
 
 impl Builder<'_> {
     pub(super) fn fact(&self, fact: &Fact) -> Evidence {
@@ -46,6 +46,12 @@ impl Builder<'_> {
                     .map(|prefix| format!("{}/{}", prefix.addr, prefix.len)),
                 table: route.table,
                 rule: route.rule,
+                rule_selector: route.rule_selector.clone(),
+                // The way back is mostly asked without the packet's mark.
+                mark: match route.lookup.way {
+                    Way::Input | Way::Output => route.lookup.mark,
+                    Way::Reverse => 0,
+                },
             },
             Fact::Sysctl {
                 netns,

@@ -275,14 +275,21 @@ fn evidence_words(evidence: &Evidence) -> String {
             netns_name,
             to,
             summary,
+            mark,
             ..
-        } => timed(
-            *time,
-            &format!(
-                "asked for the route to {to}{}: {summary}",
-                within(netns_name, *netns)
-            ),
-        ),
+        } => {
+            let marked = match mark {
+                0 => String::new(),
+                mark => format!(" with mark {mark:#x}"),
+            };
+            timed(
+                *time,
+                &format!(
+                    "asked for the route to {to}{marked}{}: {summary}",
+                    within(netns_name, *netns)
+                ),
+            )
+        }
         Evidence::Sysctl {
             time,
             netns,

@@ -311,7 +311,15 @@ fn fact() -> impl Strategy<Value = Fact> {
         0..3,
     );
     let prefix = option::of(any::<(IpAddr, u8)>().prop_map(|(addr, len)| Prefix { addr, len }));
-    let flags = any::<(u64, Option<u32>, Option<u32>, bool, bool, bool)>();
+    let flags = any::<(
+        u64,
+        Option<u32>,
+        Option<(u32, String)>,
+        bool,
+        bool,
+        bool,
+        bool,
+    )>();
     let route = (netns(), lookup, found, hops, prefix, flags).prop_map(
         |(
             netns,
@@ -319,8 +327,9 @@ fn fact() -> impl Strategy<Value = Fact> {
             found,
             hops,
             prefix,
-            (asked_ns, table, rule, by_rule, ports_matter, uncertain),
+            (asked_ns, table, rule, by_rule, ports_matter, uncertain, unreached),
         )| {
+            let (rule, rule_selector) = rule.unzip();
             Fact::Route(Box::new(Route {
                 netns,
                 asked_ns,
@@ -329,10 +338,12 @@ fn fact() -> impl Strategy<Value = Fact> {
                 prefix,
                 table,
                 rule,
+                rule_selector,
                 by_rule,
                 hops,
                 ports_matter,
                 uncertain,
+                unreached,
             }))
         },
     );

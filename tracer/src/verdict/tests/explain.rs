@@ -3,6 +3,7 @@
 use super::*;
 use crate::fact::{Lookup, NeighbourState, NextHop, Prefix, Route, RouteKind, Way};
 use crate::flow::pairing::Flow;
+use crate::flow::table::FlowTable;
 use crate::verdict::question::Questions;
 
 const MAIN: u32 = 254;
@@ -45,10 +46,12 @@ fn route(found: RouteKind, asked_ms: u64) -> Route {
         }),
         table: (found != RouteKind::None).then_some(MAIN),
         rule: None,
+        rule_selector: None,
         by_rule: false,
         hops: Vec::new(),
         ports_matter: false,
         uncertain: false,
+        unreached: false,
     }
 }
 
@@ -414,6 +417,7 @@ fn a_death_is_asked_about_once_a_second_whatever_its_ports() {
     let story = unroutable("IP_INNOROUTES", "ip_error");
     let dead = death_of(&story);
     let devices = &story.analysis.devices;
+    let flows = FlowTable::default();
     let mut questions = Questions::default();
     let at = |ms: u64, port| {
         let mut sighting = dead.clone();
@@ -421,11 +425,11 @@ fn a_death_is_asked_about_once_a_second_whatever_its_ports() {
         sighting.tuple.src.set_port(port);
         sighting
     };
-    questions.note(&at(0, 1), devices);
-    questions.note(&at(999, 2), devices);
+    questions.note(&at(0, 1), &flows, devices);
+    questions.note(&at(999, 2), &flows, devices);
     assert!(questions.take().is_some());
     assert!(questions.take().is_none());
-    questions.note(&at(1_000, 3), devices);
+    questions.note(&at(1_000, 3), &flows, devices);
     assert!(questions.take().is_some());
     // Another mark may be routed otherwise.
     questions.note(
@@ -433,6 +437,7 @@ fn a_death_is_asked_about_once_a_second_whatever_its_ports() {
             mark: 1,
             ..at(1_001, 3)
         },
+        &flows,
         devices,
     );
     assert!(questions.take().is_some());
@@ -442,6 +447,7 @@ fn a_death_is_asked_about_once_a_second_whatever_its_ports() {
                 mark,
                 ..at(1_001, 3)
             },
+            &flows,
             devices,
         );
     }
@@ -461,7 +467,7 @@ fn a_packet_in_a_tunnel_is_routed_by_the_tunnels_addresses() {
         udp_port: Some(4789),
     });
     let mut questions = Questions::default();
-    questions.note(&dead, &story.analysis.devices);
+    questions.note(&dead, &FlowTable::default(), &story.analysis.devices);
     let Some(crate::fact::Question {
         about: crate::fact::About::Route(lookup),
         ..
