@@ -31,7 +31,7 @@ pub use expect::{
 };
 pub use observers::{Disturbed, Observers, Reports, differences};
 pub use pairs::{Fault, Held, Pair, side_by_side};
-pub use runner::{Run, Tracer, binary};
+pub use runner::{Run, Tracer, binary, within};
 pub use scenario::{Ends, Scenario, exchange};
 
 /// How often a test is run whose tracers were disturbed.

@@ -21,6 +21,13 @@ const READY_WITHIN: Duration = Duration::from_mins(1);
 /// From the signal (or the end of `--for`) to the exit.
 const EXIT_WITHIN: Duration = Duration::from_secs(30);
 
+/// How much longer a deadline is than on a machine of its own: `TRACER_LAB_SLOWDOWN`, else 1. It says how long a test
+/// waits before it calls silence a failure, never what a verdict is made of.
+pub fn within(deadline: Duration) -> Duration {
+    let factor = env::var("TRACER_LAB_SLOWDOWN").ok();
+    deadline * factor.and_then(|factor| factor.parse().ok()).unwrap_or(1)
+}
+
 /// The binary under test: `TRACER_BIN`, or the one that this build put beside the test programs.
 pub fn binary() -> Result<PathBuf> {
     let path = if let Some(path) = env::var_os("TRACER_BIN") {
@@ -107,7 +114,8 @@ impl Tracer {
 
     /// Waits for the line that says that every hook is attached, and returns its N and M.
     pub fn wait_until_ready(&mut self) -> Result<(u32, u32)> {
-        let deadline = Instant::now() + READY_WITHIN;
+        let ready_within = within(READY_WITHIN);
+        let deadline = Instant::now() + ready_within;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.stderr_lines.recv_timeout(left) {
@@ -121,7 +129,7 @@ impl Tracer {
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     bail!(
-                        "not ready within {READY_WITHIN:?}; it said:\n{}",
+                        "not ready within {ready_within:?}; it said:\n{}",
                         self.stderr
                     )
                 }
@@ -146,6 +154,7 @@ impl Tracer {
 
     /// Waits until it ends by itself, at most this long.
     pub fn finish(mut self, at_most: Duration) -> Result<Run> {
+        let at_most = within(at_most);
         let deadline = Instant::now() + at_most;
         let status = loop {
             if let Some(status) = self.child.try_wait()? {

@@ -1,4 +1,4 @@
-//! The tasks of this repository, one file a task: `cargo xtask setup | build | run | test | lab | bench | dist`.
+//! The tasks of this repository, one file a task: `cargo xtask setup | build | run | test | vm | lab | bench | dist`.
 
 mod bench;
 mod build;
@@ -10,6 +10,7 @@ mod run;
 mod setup;
 mod test;
 mod toolchain;
+mod vm;
 
 use std::process::ExitCode;
 
@@ -36,6 +37,7 @@ enum Task {
     Build(build::Arguments),
     Run(run::Arguments),
     Test(test::Arguments),
+    Vm(vm::Arguments),
     Lab(lab::Arguments),
     Bench(bench::Arguments),
     Dist(dist::Arguments),
@@ -43,7 +45,7 @@ enum Task {
 
 fn main() -> ExitCode {
     match perform(Cli::parse().task) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             output::say(&format!("error: {error:#}"));
             ExitCode::FAILURE
@@ -51,8 +53,10 @@ fn main() -> ExitCode {
     }
 }
 
-fn perform(task: Task) -> Result<()> {
+fn perform(task: Task) -> Result<ExitCode> {
     match task {
+        // The only task whose end is that of the program it runs.
+        Task::Vm(arguments) => return vm::perform(&arguments),
         Task::Setup(arguments) => setup::perform(&arguments),
         Task::Build(arguments) => build::perform(&arguments),
         Task::Run(arguments) => run::perform(&arguments),
@@ -60,5 +64,6 @@ fn perform(task: Task) -> Result<()> {
         Task::Lab(arguments) => lab::perform(&arguments),
         Task::Bench(arguments) => bench::perform(&arguments),
         Task::Dist(arguments) => dist::perform(&arguments),
-    }
+    }?;
+    Ok(ExitCode::SUCCESS)
 }

@@ -2,7 +2,7 @@
 //!
 //! It installs what the tasks need and changes nothing else: no mounts, no kernel settings, no apt sources.
 
-mod apt;
+pub mod apt;
 mod linker;
 mod packages;
 mod rust_src;
@@ -39,6 +39,16 @@ pub fn perform(arguments: &Arguments) -> Result<()> {
 /// What every other task does first: silent where nothing is missing.
 pub fn ensure() -> Result<()> {
     ready(Progress { verbose: false })
+}
+
+/// What guests need besides: QEMU, and what their initramfs is made of.
+pub fn ensure_guests() -> Result<()> {
+    packages::install(&packages::missing_for_guests())
+}
+
+/// The programs that the lab calls, by name.
+pub fn lab_programs() -> impl Iterator<Item = &'static str> {
+    packages::tool_programs()
 }
 
 /// What `bench` needs besides: the tools that tracer is compared with. Nothing else is measured with them.
@@ -80,7 +90,7 @@ impl Progress {
 }
 
 /// Says that a step begins that changes the machine, and why it is needed.
-fn step(action: &str, why: &str) {
+pub fn step(action: &str, why: &str) {
     output::say(&format!("setup: {action}: {why}"));
 }
 
@@ -90,7 +100,7 @@ fn note(text: &str) {
 }
 
 /// Where downloads are kept between runs, outside the tree so that a clean checkout need not fetch them again.
-fn cache_directory() -> PathBuf {
+pub fn cache_directory() -> PathBuf {
     choose_cache_directory(
         env::var_os("XDG_CACHE_HOME").map(PathBuf::from),
         env::home_dir(),

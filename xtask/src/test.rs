@@ -4,20 +4,27 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use crate::{command, output, setup, toolchain::Rustc};
+use crate::{command, output, setup, toolchain::Rustc, vm};
 
 /// Check formatting and lints, then run every test: unit, property, golden and the lab.
 ///
 /// The lab breaks network namespaces on purpose, so tests run as root, through sudo where needed.
 #[derive(clap::Args)]
-pub struct Arguments {}
+pub struct Arguments {
+    /// Then run the lab on other kernels, in guests: `all` if no part is named
+    #[arg(long, value_name = "PART", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
+    vm: Option<vm::lab::Part>,
+}
 
 /// Makes the machine ready and runs the stages until one fails; the last lines are the test runner's own summary.
-pub fn perform(_arguments: &Arguments) -> Result<()> {
+pub fn perform(arguments: &Arguments) -> Result<()> {
     setup::ensure()?;
     for (name, mut stage) in stages(&Rustc::query()?)? {
         output::say(&format!("test: {name}: {}", command::text_of(&stage)));
         command::run(&mut stage).with_context(|| format!("stage {name} failed"))?;
+    }
+    if let Some(part) = arguments.vm {
+        vm::lab::run(part)?;
     }
     Ok(())
 }

@@ -59,6 +59,12 @@ impl PrivateApt {
         Ok(versions_in(&table, package))
     }
 
+    /// The names of the packages that the suite has and that begin so, in no order.
+    pub fn names(&self, beginning: &str) -> Result<Vec<String>> {
+        let names = command::capture(self.program("apt-cache").args(["pkgnames", beginning]))?;
+        Ok(names.lines().map(str::to_owned).collect())
+    }
+
     /// Downloads one version and returns where it is.
     pub fn download(&self, package: &str, version: &str) -> Result<PathBuf> {
         let archives = self.directory.join("cache/archives");

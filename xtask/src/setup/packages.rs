@@ -33,6 +33,14 @@ const TOOLS: &[Tool] = &[
     tool("setpriv", "util-linux", "runs tracer without privilege"),
 ];
 
+/// What nothing but a guest needs.
+const FOR_GUESTS: &[Tool] = &[
+    tool("qemu-system-x86_64", "qemu-system-x86", "is the machine"),
+    tool("busybox", "busybox", "is everything but the lab"),
+    tool("bash", "bash", "is its shell"),
+    tool("depmod", "kmod", "tells what modules need"),
+];
+
 /// What nothing but the benchmark runs; tcpdump is one of the lab's tools already.
 const RIVALS: &[Tool] = &[tool("bpftrace", "bpftrace", "is compared with tracer")];
 
@@ -47,6 +55,16 @@ const fn tool(program: &'static str, package: &'static str, why: &'static str) -
 /// The packages of the tools that are not here.
 pub fn missing_tools() -> Vec<Missing> {
     missing("the lab's", TOOLS)
+}
+
+/// The programs that the lab calls.
+pub fn tool_programs() -> impl Iterator<Item = &'static str> {
+    TOOLS.iter().map(|tool| tool.program)
+}
+
+/// The packages of what a guest is made of that are not here.
+pub fn missing_for_guests() -> Vec<Missing> {
+    missing("the guests'", FOR_GUESTS)
 }
 
 /// The packages of the benchmark's tools that are not here.
