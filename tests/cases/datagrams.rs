@@ -256,6 +256,56 @@ fn udp_that_overflows_its_receive_buffer_loses_data() -> Result<()> {
     })
 }
 
+/// What a tunnel's datagrams look like: WireGuard's type and receiver, a counter, and what is encrypted.
+fn ciphertext(counter: u8) -> Vec<u8> {
+    let mut bytes = vec![
+        4, 0, 0, 0, 0x7d, 0x3c, 0xe5, 0x91, counter, 0, 0, 0, 0, 0, 0, 0,
+    ];
+    bytes.extend([0x5a; 80].map(|byte: u8| byte.wrapping_mul(counter | 1)));
+    bytes
+}
+
+#[test]
+fn a_tunnel_on_the_port_of_dns_is_one_flow() -> Result<()> {
+    both(|family| {
+        with_lab(family, |lab| {
+            let _server = UdpServer::start(&lab.pod_b, lab.plan.server(53), |_| {})?;
+            let observers = Observers::start(lab)?;
+            let client = udp_socket(&lab.pod_a, SocketAddr::new(lab.plan.client_ip(), 0))?;
+            client.set_read_timeout(Some(PATIENCE))?;
+            for counter in 0..5 {
+                client.send_to(&ciphertext(counter), lab.plan.server(53))?;
+                client.recv_from(&mut [0; 2048])?;
+            }
+            observers.stop()?.check(&[(
+                client.local_addr()?,
+                Views {
+                    server_node: ANSWER_LEFT,
+                    ..Views::all(answered())
+                },
+            )])
+        })
+    })
+}
+
+#[test]
+fn a_tunnel_on_the_port_of_dns_need_not_be_answered() -> Result<()> {
+    both(|family| {
+        with_lab(family, |lab| {
+            let _mute = udp_socket(&lab.pod_b, lab.plan.server(53))?;
+            let observers = Observers::start(lab)?;
+            let client = udp_socket(&lab.pod_a, SocketAddr::new(lab.plan.client_ip(), 0))?;
+            for counter in 0..5 {
+                client.send_to(&ciphertext(counter), lab.plan.server(53))?;
+            }
+            thread::sleep(UDP_DEADLINE);
+            observers
+                .stop()?
+                .check(&[(client.local_addr()?, Views::all(inferred("one_way")))])
+        })
+    })
+}
+
 /// An echo has no ports: its flow is named by the client's address alone.
 fn pinged(lab: &Topology) -> SocketAddr {
     SocketAddr::new(lab.plan.client_ip(), 0)

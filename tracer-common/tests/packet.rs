@@ -688,6 +688,71 @@ fn a_dns_header_pairs_an_answer_with_its_question() {
 }
 
 #[test]
+fn what_cannot_be_dns_is_none_whatever_its_port() {
+    let is_dns = |src: u16, dst: u16, payload: &[u8]| {
+        let built = frames::packet(&ipv4(CLIENT, SERVER), &udp(src, dst), payload);
+        let bytes = built.bytes.as_slice();
+        let packet = Packet::parse(bytes, frame(Start::Ip, bytes.len()), &ports());
+        dns_header(bytes, packet.inner().unwrap()).is_some()
+    };
+    // An identifier, flags, how many questions, answers, authorities and additional records, and room for the rest.
+    let message = |flags: u16, counts: [u16; 4], room: usize| {
+        let mut bytes = vec![0x12, 0x34];
+        bytes.extend(flags.to_be_bytes());
+        bytes.extend(counts.into_iter().flat_map(u16::to_be_bytes));
+        bytes.resize(12 + room, 0xaa);
+        bytes
+    };
+    let query = |flags, counts, room| is_dns(46596, 53, &message(flags, counts, room));
+    let answer = |flags, counts, room| is_dns(53, 46596, &message(flags, counts, room));
+    // A query with EDNS, one for a zone's changes, a notification, an update.
+    assert!(query(0x0120, [1, 0, 0, 1], 16));
+    assert!(query(0x0000, [1, 0, 1, 1], 60));
+    assert!(query(0x2400, [1, 1, 0, 0], 40));
+    assert!(query(0x2800, [1, 2, 3, 4], 200));
+    // An answer, one that is truncated but counts what was cut off, one to a query that was not understood.
+    assert!(answer(0x8180, [1, 2, 0, 1], 60));
+    assert!(answer(0x8380, [1, 90, 0, 1], 16));
+    assert!(answer(0x8181, [0, 0, 0, 0], 0));
+    // No question or several, an answer in a question, an error in it, a reserved bit or operation, records without room.
+    assert!(!query(0x0100, [0, 0, 0, 0], 16));
+    assert!(!query(0x0100, [2, 0, 0, 0], 16));
+    assert!(!query(0x0100, [1, 1, 0, 0], 40));
+    assert!(!query(0x0103, [1, 0, 0, 0], 16));
+    assert!(!query(0x0140, [1, 0, 0, 0], 16));
+    assert!(!query(0x1800, [1, 0, 0, 0], 16));
+    assert!(!query(0x0100, [1, 0, 0, 1], 15));
+    assert!(!answer(0x8180, [2, 0, 0, 0], 60));
+    assert!(!answer(0x8180, [1, 90, 0, 1], 60));
+    // Multicast DNS asks several questions at once, and answers unasked.
+    assert!(is_dns(5353, 5353, &message(0, [3, 2, 0, 0], 60)));
+    assert!(is_dns(5353, 5353, &message(0x8400, [0, 4, 0, 2], 80)));
+    assert!(!is_dns(5353, 5353, &message(0, [0xaaaa, 0, 0, 0], 60)));
+    // WireGuard's handshake and data, VXLAN, noise.
+    let data = |receiver: [u8; 4], counter: u64| {
+        [
+            &[4, 0, 0, 0],
+            &receiver[..],
+            &counter.to_le_bytes(),
+            &[0xaa; 80],
+        ]
+        .concat()
+    };
+    assert!((0..1000).all(|counter| !is_dns(46596, 53, &data([7, 0x3c, 0xe5, 0x91], counter))));
+    assert!(!is_dns(
+        46596,
+        53,
+        &[&[1, 0, 0, 0, 0x3c, 7], &[0x5a; 142][..]].concat()
+    ));
+    assert!(!is_dns(
+        46596,
+        53,
+        &[&[8, 0, 0, 0, 0, 0, 7, 0, 2, 0, 0, 0, 0, 1], &[0; 60][..]].concat()
+    ));
+    assert!(!is_dns(46596, 53, &[0xaa; 100]));
+}
+
+#[test]
 fn options_of_a_syn() {
     let mut bytes = build(&spec(
         vec![],

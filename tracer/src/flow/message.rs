@@ -59,7 +59,7 @@ pub struct Datagram {
     pub udp_len: u16,
     /// The identification of the IPv4 header; 0 where the sender set none (a socket that is not connected) and in IPv6.
     pub ip_id: u16,
-    /// The head of the DNS message that it carries, where the ports say that it is one.
+    /// The head of the DNS message that it carries, where the ports say that it is one and the head itself does not belie them.
     pub dns: Option<Dns>,
     /// It travels in fragments, of which only the first has ports and is seen here.
     pub fragmented: bool,

@@ -16,9 +16,12 @@ use crate::flow::copies::{End, Transmission};
 use crate::flow::pairing::Flow;
 use crate::flow::{Message, Sighting};
 
-/// UDP services that answer whatever they are asked: DNS, NTP. DHCP's answers are mostly sent to other addresses than
-/// its requests came from, so that nothing pairs them.
-const ANSWERING_PORTS: [u16; 2] = [53, 123];
+/// The port of DNS, which answers every query; what is no query there is a tunnel's, and need not be answered.
+const DNS_PORT: u16 = 53;
+
+/// The port of NTP, which answers whatever it is asked. DHCP's answers are mostly sent to other addresses than its requests
+/// came from, so that nothing pairs them.
+const NTP_PORT: u16 = 123;
 
 /// Judges an exchange.
 pub(super) fn judge<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Judgement<'a> {
@@ -248,12 +251,12 @@ fn is_fragmented(transmission: &Transmission<'_>) -> bool {
 
 /// Whether silence is a fault by itself: somebody was asked who answers.
 fn must_answer(flow: &Flow<'_>) -> bool {
-    match flow.request_kind() {
-        PacketKind::Datagram | PacketKind::Query => {
-            ANSWERING_PORTS.contains(&flow.server.port()) && is_one_host(flow.server.ip())
-        }
-        _ => is_one_host(flow.server.ip()),
-    }
+    let answers = match flow.request_kind() {
+        PacketKind::Datagram => flow.server.port() == NTP_PORT,
+        PacketKind::Query => flow.server.port() == DNS_PORT,
+        _ => true,
+    };
+    answers && is_one_host(flow.server.ip())
 }
 
 /// Whether an address is that of one host. The broadcast address of a network looks like a host's.
