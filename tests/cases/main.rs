@@ -24,6 +24,7 @@ mod lab;
 mod loss;
 mod many_flows;
 mod mid_flow;
+mod mtu;
 mod nat;
 mod nat_datagrams;
 mod tcpdump;

@@ -25,9 +25,10 @@ Examples:
   sudo tracer trace                                   every new connection, for 30 seconds
   sudo tracer watch                                   what goes wrong right now?
   sudo tracer check                                   what can be seen on this kernel?
+  sudo tracer mtu                                     which packets would be too large, and where?
   sudo tracer demo                                    a broken network of its own, traced
 
-Exit codes: 0 no fault, 1 error, 2 usage, 10 a fault, 11 inconclusive or no packet matched."
+Exit codes: 0 no fault, 1 error, 2 usage, 10 a fault, 11 inconclusive or no packet matched,\n12 an MTU mismatch."
 )]
 pub struct Cli {
     /// What to do.
@@ -49,6 +50,8 @@ pub enum Command {
 Examples:
   sudo tracer check")]
     Check,
+    /// Audit the MTU of every device in every network namespace, before any packet is lost
+    Mtu(MtuArgs),
     /// Build a small network in namespaces of its own, trace it and show the verdict
     Demo(DemoArgs),
     /// Print the JSON Schema of a format
@@ -215,6 +218,35 @@ pub struct ReportArgs {
     pub report: ReportOutput,
 }
 
+/// What `mtu` was given.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  sudo tracer mtu
+  sudo tracer mtu --netns web --netns 4242
+  sudo tracer mtu --format json | jq -r '.findings[] | .mend[]'
+
+Exit codes: 0 nothing is wrong, 1 error, 2 usage, 12 something is.")]
+pub struct MtuArgs {
+    /// Look at this network namespace: a name, a process id, a path, or all; may be repeated [default: all]
+    #[arg(long, value_name = "all|NAME|PID|PATH")]
+    pub netns: Vec<String>,
+
+    /// How to write the report
+    #[arg(long, value_enum, default_value_t)]
+    pub format: MtuFormat,
+}
+
+/// How an audit is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum MtuFormat {
+    /// For a person at a terminal
+    #[default]
+    Text,
+    /// For scripts; `tracer schema mtu` describes it
+    Json,
+}
+
 /// What `demo` was given.
 #[derive(Args, Debug)]
 #[command(after_help = "\
@@ -244,6 +276,8 @@ pub enum SchemaOf {
     Capture,
     /// What `--format json` writes
     Report,
+    /// What `mtu --format json` writes
+    Mtu,
 }
 
 #[cfg(test)]
@@ -274,6 +308,7 @@ mod tests {
             "watch",
             "report",
             "check",
+            "mtu",
             "demo",
             "schema",
             "completions",

@@ -13,6 +13,9 @@ pub const FAULT: u8 = 10;
 /// A flow stayed inconclusive, or no packet matched; a fault wins over it.
 pub const INCONCLUSIVE: u8 = 11;
 
+/// `mtu` found a mismatch.
+pub const MTU: u8 = 12;
+
 /// The exit code that an error asks for.
 pub fn of(error: &anyhow::Error) -> u8 {
     match error.downcast_ref::<ConfigError>() {

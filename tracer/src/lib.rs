@@ -22,6 +22,7 @@ pub mod host;
 pub mod kernel;
 pub mod lab;
 pub mod manual;
+pub mod mtu;
 pub mod privilege;
 pub mod probes;
 pub mod record;

@@ -8,7 +8,7 @@ use clap::Parser as _;
 use tracer::cli::{Cli, Command};
 use tracer::config::{ConfigError, ReportSink, TraceConfig, WatchConfig};
 use tracer::topology::{NETNS_HELPER, serve_netns};
-use tracer::{check, demo, exit, manual, replay, report, trace, watch};
+use tracer::{check, demo, exit, manual, mtu, replay, report, trace, watch};
 
 fn main() -> ExitCode {
     let helper = std::env::args_os()
@@ -52,6 +52,7 @@ fn run(command: Command) -> Result<u8> {
             Ok(report::exit_code(&report))
         }
         Command::Check => check::run(),
+        Command::Mtu(args) => mtu::run(&args, typed()),
         Command::Demo(args) => demo::run(args.scenario),
         Command::Schema { format } => Ok(manual::schema(format).map(|()| exit::OK)?),
         Command::Completions { shell } => Ok(manual::completions(shell).map(|()| exit::OK)?),

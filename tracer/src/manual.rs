@@ -8,6 +8,7 @@ use clap_complete::Shell;
 use clap_mangen::Man;
 
 use crate::cli::{Cli, SchemaOf};
+use crate::mtu::MtuReport;
 use crate::report::{capture_schema, report_schema};
 
 /// Prints the JSON Schema of a format.
@@ -15,6 +16,7 @@ pub fn schema(format: SchemaOf) -> io::Result<()> {
     let schema = match format {
         SchemaOf::Capture => capture_schema(),
         SchemaOf::Report => report_schema(),
+        SchemaOf::Mtu => schemars::schema_for!(MtuReport),
     };
     let mut page = serde_json::to_vec_pretty(&schema)?;
     page.push(b'\n');

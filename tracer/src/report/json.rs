@@ -6,11 +6,10 @@ use serde::Serialize;
 use serde_json::Serializer;
 use serde_json::ser::{Formatter, PrettyFormatter};
 
-use super::Report;
 use crate::escape::is_harmful;
 
-/// Writes the report as one indented object.
-pub(super) fn write(report: &Report, output: &mut dyn Write) -> io::Result<()> {
+/// Writes a report as one indented object.
+pub fn write_json(report: &impl Serialize, output: &mut dyn Write) -> io::Result<()> {
     let mut serializer = Serializer::with_formatter(&mut *output, Harmless(PrettyFormatter::new()));
     report.serialize(&mut serializer)?;
     output.write_all(b"\n")

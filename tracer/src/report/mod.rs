@@ -31,7 +31,9 @@ pub use flow::{
     Endpoint, Exchange, Flow, Hop, HopTunnel, Leg, Loss, Outer, Process, Protocol, Reset, Side,
     Translation, Tunnel, TunnelKind, Tuple,
 };
+pub use json::write_json;
 pub use schema::{capture_schema, report_schema};
+pub(crate) use text::fill;
 pub use text::{Style, flow_lines};
 pub use time::Time;
 pub use verdict::{At, Cause, Evidence, Verdict};
@@ -62,7 +64,7 @@ pub fn write(
 ) -> io::Result<()> {
     match format {
         Format::Text => text::write(report, style, output),
-        Format::Json => json::write(report, output),
+        Format::Json => write_json(report, output),
         Format::Markdown => markdown::write(report, output),
         Format::Html => html::write(report, output),
     }

@@ -200,7 +200,7 @@ impl Page<'_> {
 
 /// Breaks a text at spaces into lines of at most this many characters; a longer word stays whole, so that it can be
 /// copied.
-fn fill(text: &str, first: usize, others: usize) -> Vec<String> {
+pub(crate) fn fill(text: &str, first: usize, others: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
         let room = if lines.len() == 1 { first } else { others };

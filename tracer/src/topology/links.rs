@@ -14,7 +14,9 @@ use netlink_packet_route::{
     link::{InfoGeneve, InfoVxlan, LinkFlags, LinkHeader, LinkLayerType},
 };
 
-use super::rtnetlink::Message;
+use crate::mtu::model::Encap;
+
+use super::{encap, rtnetlink::Message};
 
 /// `sizeof(struct ifinfomsg)`
 pub(super) const LINK_HEADER_BYTES: usize = 16;
@@ -51,6 +53,8 @@ pub(super) struct Link {
     pub over_nsid: Option<i32>,
     pub vni: Option<u32>,
     pub udp_port: Option<u16>,
+    /// What a tunnel puts around each packet.
+    pub encap: Option<Box<Encap>>,
 }
 
 impl Link {
@@ -127,6 +131,7 @@ fn link_info(value: &[u8], link: &mut Link) {
     let Some(data) = find(libc::IFLA_INFO_DATA) else {
         return;
     };
+    link.encap = encap::parse(&link.kind, &data).map(Box::new);
     match link.kind.as_str() {
         "vxlan" => vxlan(&data, link),
         "geneve" => geneve(&data, link),

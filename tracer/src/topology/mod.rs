@@ -6,7 +6,10 @@
 //! number nor a cookie can be reused meanwhile: a namespace that nothing else on the node refers to is let go as soon
 //! as the helper ([`Topology::keep_looking`]) notices.
 
+mod audit;
+mod clamps;
 mod counters;
+mod encap;
 mod inquiry;
 mod links;
 mod neighbours;
@@ -20,6 +23,7 @@ mod statistics;
 mod sysctls;
 mod table;
 mod view;
+mod wireguard;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},

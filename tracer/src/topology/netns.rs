@@ -112,6 +112,14 @@ fn find(limit: usize) -> io::Result<Found> {
     Ok(seen.found)
 }
 
+/// A path that refers to each namespace of the node, by inode number.
+pub(super) fn paths(limit: usize) -> io::Result<BTreeMap<u64, String>> {
+    let candidates = find(limit)?.candidates.into_iter();
+    Ok(candidates
+        .map(|found| (found.inode, found.path.to_string_lossy().into_owned()))
+        .collect())
+}
+
 /// The names in `/run/netns`, sorted.
 pub(super) fn names() -> Vec<std::ffi::OsString> {
     let mut names: Vec<_> = fs::read_dir(NAMED)

@@ -23,6 +23,13 @@ const NEXT_HOP_BYTES: usize = 8;
 /// `RTA_VIA` (include/uapi/linux/rtnetlink.h): a gateway of the other IP version.
 const RTA_VIA: u16 = 18;
 
+/// `RTAX_MTU` and `RTAX_ADVMSS` (include/uapi/linux/rtnetlink.h).
+const RTAX_MTU: u16 = 2;
+const RTAX_ADVMSS: u16 = 8;
+
+/// The ticks of a second in what the kernel tells (`USER_HZ`).
+const USER_HZ: u32 = 100;
+
 /// The most next hops of one route that are kept.
 const HOPS_MAX: usize = 16;
 
@@ -35,6 +42,18 @@ pub(super) struct Entry {
     pub src: Option<Prefix>,
     pub table: u32,
     pub hops: Vec<NextHop>,
+    pub metrics: Metrics,
+    /// Seconds until a path MTU that ICMP has told is forgotten.
+    pub expires_s: Option<u32>,
+}
+
+/// What a route says about sizes, or what ICMP has told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Metrics {
+    /// The route's own metric, by which it is preferred.
+    pub priority: Option<u32>,
+    pub mtu: Option<u32>,
+    pub advmss: Option<u32>,
 }
 
 impl Entry {
@@ -81,6 +100,8 @@ pub(super) fn parse(message: Message<'_>) -> Option<Entry> {
         src: None,
         table: header.table.into(),
         hops: Vec::new(),
+        metrics: Metrics::default(),
+        expires_s: None,
     };
     let mut hop = NextHop {
         gateway: None,
@@ -99,6 +120,9 @@ pub(super) fn parse(message: Message<'_>) -> Option<Entry> {
             libc::RTA_TABLE => route.table = number(value)?,
             libc::RTA_OIF => hop.ifindex = ifindex(value)?,
             libc::RTA_MULTIPATH => route.hops = next_hops(family, value),
+            libc::RTA_METRICS => metrics(value, &mut route.metrics),
+            libc::RTA_PRIORITY => route.metrics.priority = number(value),
+            libc::RTA_CACHEINFO => route.expires_s = expires_s(value),
             kind => hop.gateway = hop.gateway.or_else(|| gateway(family, kind, value)),
         }
     }
@@ -118,6 +142,21 @@ const fn kind(kind: RouteType) -> RouteKind {
         RouteType::Prohibit => RouteKind::Prohibit,
         _ => RouteKind::Other,
     }
+}
+
+fn metrics(value: &[u8], metrics: &mut Metrics) {
+    let find = |kind| {
+        let metric = attributes(value).find(|attribute| attribute.kind() == kind)?;
+        number(metric.value()).filter(|value| *value != 0)
+    };
+    metrics.mtu = find(RTAX_MTU);
+    metrics.advmss = find(RTAX_ADVMSS);
+}
+
+/// `rta_expires` of `struct rta_cacheinfo`, which follows two other numbers.
+fn expires_s(value: &[u8]) -> Option<u32> {
+    let ticks = u32::from_ne_bytes(*value.get(8..)?.first_chunk()?);
+    (ticks != 0).then_some(ticks / USER_HZ)
 }
 
 /// The gateway, of the route's own IP version (`RTA_GATEWAY`) or of the other (`RTA_VIA`).
@@ -206,6 +245,8 @@ mod tests {
                 src: None,
                 table: 254,
                 hops: Vec::new(),
+                metrics: Metrics::default(),
+                expires_s: None,
             })
         );
     }
@@ -224,6 +265,28 @@ mod tests {
         assert_eq!(route.hops, [hop([10, 1, 0, 3], 2), hop([10, 2, 0, 3], 3)]);
         assert_eq!(default_route_devices(message(&MULTIPATH)), [2, 3]);
         assert!(default_route_devices(message(&BLACKHOLE)).is_empty());
+    }
+
+    #[test]
+    fn what_a_route_says_about_sizes_is_read() {
+        // `10.9.0.0/24 dev 2 mtu 1380 advmss 1340`, that expires in 12 s: RTA_OIF, RTA_METRICS, RTA_CACHEINFO.
+        let mut bytes = BLACKHOLE[..12].to_vec();
+        bytes[7] = 1;
+        bytes.extend([8, 0, 4, 0, 2, 0, 0, 0]);
+        bytes.extend([20, 0, 8, 0, 8, 0, 2, 0]);
+        bytes.extend(1380_u32.to_ne_bytes());
+        bytes.extend([8, 0, 8, 0]);
+        bytes.extend(1340_u32.to_ne_bytes());
+        bytes.extend([36, 0, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        bytes.extend(1234_u32.to_ne_bytes());
+        bytes.extend([0; 20]);
+        let route = parse(message(&bytes)).expect("a route");
+        let metrics = Metrics {
+            priority: None,
+            mtu: Some(1380),
+            advmss: Some(1340),
+        };
+        assert_eq!((route.metrics, route.expires_s), (metrics, Some(12)));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use netlink_packet_route::{
     address::AddressMessage,
     link::{LinkAttribute, LinkExtentMask, LinkMessage},
     nsid::{NsidAttribute, NsidMessage},
-    route::{RouteAttribute, RouteMessage, RouteType},
+    route::{RouteAttribute, RouteFlags, RouteMessage, RouteType},
     rule::RuleMessage,
 };
 use nix::{
@@ -98,6 +98,8 @@ pub(super) enum Dump {
     RoutesOf(RouteFamily, RouteType),
     /// The unicast routes of one family that lead through this device, of every table.
     RoutesThrough(RouteFamily, u32),
+    /// The path MTUs of one family that ICMP has told (`RTM_F_CLONED`, since Linux 5.3).
+    LearnedMtus(RouteFamily),
     /// The routing rules of one family, in the order in which they are tried.
     Rules(RouteFamily),
 }
@@ -126,6 +128,12 @@ impl Dump {
                 message.header.address_family = family;
                 message.header.kind = RouteType::Unicast;
                 message.attributes.push(RouteAttribute::Oif(ifindex));
+                RouteNetlinkMessage::GetRoute(message)
+            }
+            Self::LearnedMtus(family) => {
+                let mut message = RouteMessage::default();
+                message.header.address_family = family;
+                message.header.flags = RouteFlags::Cloned;
                 RouteNetlinkMessage::GetRoute(message)
             }
             Self::Rules(family) => {
@@ -162,6 +170,15 @@ impl RouteSocket {
         Self::adopt(fd)
     }
 
+    /// Opens a socket of another netlink protocol in the namespace of the calling thread, subscribed to nothing.
+    pub(super) fn open_for(protocol: SockProtocol) -> Result<Self, Errno> {
+        let (family, flags) = (AddressFamily::Netlink, SockFlag::SOCK_CLOEXEC);
+        let fd = socket(family, SockType::Raw, flags, protocol)?;
+        bind(fd.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
+        setsockopt(&fd, sockopt::ReceiveTimeout, &TimeVal::seconds(1))?;
+        Self::adopt(fd)
+    }
+
     /// Takes over a socket that another process has opened like [`RouteSocket::open`].
     pub(super) fn adopt(fd: OwnedFd) -> Result<Self, Errno> {
         let port = getsockname::<NetlinkAddr>(fd.as_raw_fd())?.pid();
@@ -185,7 +202,11 @@ impl RouteSocket {
         buffer: &mut [u8],
         each: &mut dyn FnMut(Message<'_>),
     ) -> Result<(), Errno> {
-        if !matches!(what, Dump::RoutesOf(..) | Dump::RoutesThrough(..)) {
+        let filters = matches!(
+            what,
+            Dump::RoutesOf(..) | Dump::RoutesThrough(..) | Dump::LearnedMtus(_)
+        );
+        if !filters {
             return self.dump_loosely(what, buffer, each);
         }
         setsockopt(&self.fd, strict::StrictCheck, &true)?;
@@ -280,19 +301,53 @@ impl RouteSocket {
         }
     }
 
+    /// Sends a request of another protocol than rtnetlink, or one that has no type in the library, and hands on the
+    /// answers: all of a dump where `flags` has `NLM_F_DUMP`, else one.
+    pub(super) fn ask(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        payload: &[u8],
+        buffer: &mut [u8],
+        each: &mut dyn FnMut(Message<'_>),
+    ) -> Result<(), Errno> {
+        // struct nlmsghdr: length, type, flags, sequence number, port.
+        let length = u32::try_from(16 + payload.len()).map_err(|_| Errno::EMSGSIZE)?;
+        let sequence = self.next_sequence();
+        let mut bytes = length.to_ne_bytes().to_vec();
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend((NLM_F_REQUEST | flags).to_ne_bytes());
+        bytes.extend(sequence.to_ne_bytes());
+        bytes.extend(0_u32.to_ne_bytes());
+        bytes.extend(payload);
+        self.send_bytes(&bytes)?;
+        self.answers(sequence, buffer, each)?;
+        Ok(())
+    }
+
     fn send(&mut self, request: RouteNetlinkMessage, flags: u16) -> Result<u32, Errno> {
-        // 0 is the number of notifications.
-        self.sequence = self.sequence.wrapping_add(1).max(1);
+        let sequence = self.next_sequence();
         let mut message =
             NetlinkMessage::new(NetlinkHeader::default(), NetlinkPayload::from(request));
         message.header.flags = flags;
-        message.header.sequence_number = self.sequence;
+        message.header.sequence_number = sequence;
         message.finalize();
         let mut bytes = vec![0; message.buffer_len()];
         message.serialize(&mut bytes);
+        self.send_bytes(&bytes)?;
+        Ok(sequence)
+    }
+
+    fn next_sequence(&mut self) -> u32 {
+        // 0 is the number of notifications.
+        self.sequence = self.sequence.wrapping_add(1).max(1);
+        self.sequence
+    }
+
+    fn send_bytes(&self, bytes: &[u8]) -> Result<(), Errno> {
         let kernel = NetlinkAddr::new(0, 0);
-        sendto(self.fd.as_raw_fd(), &bytes, &kernel, MsgFlags::empty())?;
-        Ok(self.sequence)
+        sendto(self.fd.as_raw_fd(), bytes, &kernel, MsgFlags::empty())?;
+        Ok(())
     }
 
     /// Receives until the request with this number is answered. Says whether the answer is torn.

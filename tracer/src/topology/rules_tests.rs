@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::topology::routes::Metrics;
 
 /// A rule as Linux 6.18 dumps it: `struct fib_rule_hdr`, then attributes of four bytes each.
 fn rule(action: u8, table: u8, priority: u32, more: &[(u16, u32)]) -> Rule {
@@ -70,6 +71,8 @@ fn blackhole(addr: [u8; 4], len: u8, table: u32) -> Entry {
         src: None,
         table,
         hops: Vec::new(),
+        metrics: Metrics::default(),
+        expires_s: None,
     }
 }
 

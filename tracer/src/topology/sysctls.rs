@@ -36,11 +36,20 @@ impl Sysctls {
 
     /// The value for a device, or for `all`.
     pub(super) fn read(&self, ipv6: bool, device: &str, name: &str) -> Option<i64> {
-        let directory = if ipv6 { &self.ipv6 } else { &self.ipv4 };
         // A device's name has no slash (`dev_valid_name()` in net/core/dev.c), and one with a NUL is no path.
-        let path = format!("{device}/{name}");
+        self.number(ipv6, &format!("{device}/{name}"))
+    }
+
+    /// A value of `net.ipv4` that is not a device's.
+    pub(super) fn of_ipv4(&self, name: &str) -> Option<i64> {
+        self.number(false, &format!("../{name}"))
+    }
+
+    /// The number in a file below the directory `conf`.
+    fn number(&self, ipv6: bool, path: &str) -> Option<i64> {
+        let directory = if ipv6 { &self.ipv6 } else { &self.ipv4 };
         let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
-        let file = openat(directory.as_ref()?, path.as_str(), flags, Mode::empty()).ok()?;
+        let file = openat(directory.as_ref()?, path, flags, Mode::empty()).ok()?;
         let mut text = String::new();
         File::from(file)
             .take(VALUE_BYTES_MAX)

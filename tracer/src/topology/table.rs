@@ -10,6 +10,7 @@ use std::{
 
 use crate::{
     event::{DeviceId, NetnsId},
+    mtu::model::Encap,
     record::Device,
 };
 
@@ -110,6 +111,17 @@ impl Table {
     pub(super) fn devices(&self) -> Vec<Device> {
         let ids = self.devices.keys();
         ids.filter_map(|id| self.record(*id)).collect()
+    }
+
+    /// What a tunnel puts around each packet.
+    pub(super) fn encap(&self, id: DeviceId) -> Option<&Encap> {
+        self.devices.get(&id)?.link.encap.as_deref()
+    }
+
+    /// The namespace that a device names beside its own: where a tunnel that was moved still sends its packets.
+    pub(super) fn made_in(&self, id: DeviceId) -> Option<NetnsId> {
+        let nsid = self.devices.get(&id)?.link.over_nsid?;
+        self.nsids.get(&(id.netns, nsid)).copied()
     }
 
     /// A device's name.
