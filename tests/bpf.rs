@@ -362,7 +362,7 @@ fn at_cgroup(path: &Path, kind: Kind, victims: &Victims) -> Result<OwnedFd> {
 }
 
 /// Where the unified hierarchy of control groups is mounted.
-fn unified_hierarchy() -> Result<PathBuf> {
+pub(crate) fn unified_hierarchy() -> Result<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     let path = mounts.lines().find_map(|line| {
         let mut fields = line.split(' ');

@@ -9,6 +9,7 @@ pub mod bpf;
 mod captured;
 mod expect;
 pub mod faults;
+pub mod keeper;
 mod observers;
 pub mod offload;
 mod pairs;

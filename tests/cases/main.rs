@@ -30,3 +30,4 @@ mod nat_datagrams;
 mod tcpdump;
 mod topology;
 mod watch;
+mod who;

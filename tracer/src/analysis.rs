@@ -11,6 +11,7 @@ use crate::devices::Devices;
 use crate::event::{Event, What};
 use crate::flow::table::{FlowTable, Refusal};
 use crate::flow::{FiveTuple, SocketSighting};
+use crate::owners::Owners;
 use crate::record::{ClockPair, Fact, Header, Ledger, Record, StoppedBy, Trailer};
 use crate::verdict::question::Questions;
 
@@ -37,6 +38,8 @@ pub struct Analysis {
     pub answers: VecDeque<Fact>,
     /// What there is to ask it, while it can be asked.
     pub questions: Questions,
+    /// Who is behind the ends of the flows.
+    pub owners: Owners,
     /// Clock pairs, oldest first.
     pub clocks: Vec<ClockPair>,
     /// The end, once it is known.
@@ -58,6 +61,7 @@ impl Analysis {
             facts: Vec::new(),
             answers: VecDeque::new(),
             questions: Questions::default(),
+            owners: Owners::default(),
             clocks: Vec::new(),
             trailer: None,
             unreadable_records: 0,
@@ -83,6 +87,7 @@ impl Analysis {
             Record::Fact(fact @ (Fact::Counter { .. } | Fact::DeviceCounter { .. })) => {
                 self.facts.push(fact.clone());
             }
+            Record::Fact(fact) if self.owners.learn(fact) => {}
             Record::Fact(answer) => {
                 if self.answers.len() >= ANSWERS_MAX {
                     self.answers.pop_front();
@@ -132,6 +137,7 @@ impl Analysis {
                         .is_some_and(|netns| self.header.view.contains(netns));
                     if watched {
                         self.questions.note(&sighting, &self.flows, &self.devices);
+                        self.owners.note(&sighting, &self.devices);
                     }
                     let (key, time_ns) = (sighting.tuple.key(), sighting.time_ns);
                     self.flows.push(sighting);
@@ -169,6 +175,7 @@ impl Analysis {
                         hook: *hook,
                         socket: socket.clone(),
                     };
+                    self.owners.note_socket(&seen);
                     self.flows.push_socket(tuple.key(), seen);
                 }
             }

@@ -1,12 +1,13 @@
-//! What a verdict may use and no event carries: counters, and what the kernel answered when it was asked about a packet
-//! that had just died or gone astray. An answer is true of the moment when it was given, which it names; the death was before.
+//! What a verdict or a report may use and no event carries: counters, what the kernel answered when it was asked about a
+//! packet that had just died or gone astray, and which process has a socket or a device. An answer is true of the moment when it was
+//! given, which it names; what it is about was before.
 
 use std::net::{IpAddr, SocketAddr};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::event::{DeviceId, NetnsId};
+use crate::event::{DeviceId, NetnsId, Process};
 
 /// Something that a verdict may use and that no event carries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -64,6 +65,24 @@ pub enum Fact {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         mac: Option<[u8; 6]>,
     },
+    /// Which process has a socket.
+    Socket(Box<SocketOwner>),
+    /// In which container a process runs that an event names.
+    Process {
+        /// CLOCK_MONOTONIC when it was asked.
+        asked_ns: u64,
+        /// The process.
+        owner: Owner,
+    },
+    /// Which process holds the other end of a tun or tap device.
+    Tun {
+        /// The device.
+        device: DeviceId,
+        /// CLOCK_MONOTONIC when it was asked.
+        asked_ns: u64,
+        /// The process.
+        owner: Owner,
+    },
 }
 
 impl Fact {
@@ -72,7 +91,11 @@ impl Fact {
         match self {
             Self::Counter { .. } | Self::DeviceCounter { .. } => None,
             Self::Route(route) => Some(route.asked_ns),
-            Self::Sysctl { asked_ns, .. } | Self::Neighbour { asked_ns, .. } => Some(*asked_ns),
+            Self::Socket(socket) => Some(socket.asked_ns),
+            Self::Sysctl { asked_ns, .. }
+            | Self::Neighbour { asked_ns, .. }
+            | Self::Process { asked_ns, .. }
+            | Self::Tun { asked_ns, .. } => Some(*asked_ns),
         }
     }
 }
@@ -360,5 +383,85 @@ impl NeighbourState {
     /// Whether packets to the neighbour can be sent.
     pub const fn is_resolved(self) -> bool {
         !matches!(self, Self::Incomplete | Self::Failed | Self::New)
+    }
+}
+
+/// A socket, and the process that has it open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SocketOwner {
+    /// The namespace.
+    pub netns: NetnsId,
+    /// CLOCK_MONOTONIC when the kernel was asked for the socket.
+    pub asked_ns: u64,
+    /// The IP protocol number: TCP or UDP.
+    pub protocol: u8,
+    /// The local address of the packets that it sends and takes, even where it is bound to every address.
+    pub local: SocketAddr,
+    /// The other end; `None` for a socket that has none: a listener, or one that takes datagrams from everybody.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remote: Option<SocketAddr>,
+    /// The process. Of several, one in the namespace rather than elsewhere, and the one with the lowest id that is not the init
+    /// which handed the socket over.
+    pub owner: Owner,
+}
+
+/// A process, and where it runs.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub struct Owner {
+    /// The process.
+    #[serde(flatten)]
+    pub process: Process,
+    /// Its container, where its cgroup tells one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<Container>,
+}
+
+/// "nginx[812]"; the name is untrusted.
+impl std::fmt::Display for Owner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Process { pid, comm } = &self.process;
+        write!(f, "{comm}[{pid}]")
+    }
+}
+
+/// A container, as the path of a cgroup tells it (`/proc/PID/cgroup`). All of it is untrusted.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub struct Container {
+    /// Its id, 64 hexadecimal digits.
+    pub id: String,
+    /// What runs it, where the path says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runtime: Option<Runtime>,
+    /// The uid of its Kubernetes pod, where it is of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_uid: Option<String>,
+    /// That pod, as `NAMESPACE/NAME`, where the kubelet's directory of logs names it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+}
+
+/// What runs containers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Runtime {
+    /// containerd, by itself or for Kubernetes.
+    Containerd,
+    /// CRI-O.
+    CriO,
+    /// Docker.
+    Docker,
+    /// Podman.
+    Podman,
+}
+
+impl Runtime {
+    /// As its users write it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Containerd => "containerd",
+            Self::CriO => "cri-o",
+            Self::Docker => "docker",
+            Self::Podman => "podman",
+        }
     }
 }

@@ -23,6 +23,7 @@ pub mod kernel;
 pub mod lab;
 pub mod manual;
 pub mod mtu;
+pub mod owners;
 pub mod privilege;
 pub mod probes;
 pub mod record;

@@ -82,7 +82,7 @@ pub const PROBES: &[Probe] = &[
         refusal: socket,
         without: Without {
             code: "socket_state_unseen",
-            summary: "the process that opened a connection is not named, and its socket's states are not seen",
+            summary: "a process that has closed its connection soon is not named, and its socket's states are not seen",
         },
     },
     Probe {

@@ -36,6 +36,12 @@ const CLOCK_EVERY_NS: u64 = 30_000_000_000;
 const LAST_DRAINS: usize = 64;
 /// The most questions about packets that died just before the hooks were gone.
 const LAST_QUESTIONS: usize = 16;
+/// The most sockets that are asked for in one look, and at the end.
+const SOCKETS_PER_LOOK: usize = 64;
+/// See [`SOCKETS_PER_LOOK`].
+const LAST_SOCKETS: usize = 1_024;
+/// The longest that a report waits for the names of processes.
+const LAST_HOLDERS_WITHIN: Duration = Duration::from_secs(1);
 
 /// What a command does while the hooks run. Whatever it returns ends the run.
 pub trait Work {
@@ -149,9 +155,7 @@ impl Session {
         privilege::check()?;
         let mut topology = Topology::open()?;
         let view = topology.view(&config.netns, config.pods)?;
-        if view == View::Kernel {
-            topology.keep_looking(Path::new("/proc/self/exe"));
-        }
+        topology.start_helper(Path::new("/proc/self/exe"), view == View::Kernel);
         let attached = attach(&AttachOptions {
             filter: *config.filter_program,
             netns: match &view {
@@ -286,9 +290,26 @@ impl Session {
         Ok(true)
     }
 
+    /// Asks who is behind what was seen, and takes in what is known by now.
+    fn ask_who(&mut self, at_most: usize) -> Result<()> {
+        for _ in 0..at_most {
+            let Some(whom) = self.sink.analysis.owners.take() else {
+                break;
+            };
+            if let Some(fact) = self.topology.ask_who(whom, clock::monotonic_ns()?) {
+                self.sink.push(&Record::Fact(fact));
+            }
+        }
+        for fact in self.topology.take_holders() {
+            self.sink.push(&Record::Fact(fact));
+        }
+        Ok(())
+    }
+
     /// Takes in everything but events, as of the time that is returned.
     fn look(&mut self) -> Result<u64> {
         let now_ns = clock::monotonic_ns()?;
+        self.ask_who(SOCKETS_PER_LOOK)?;
         let changes = self.topology.poll();
         self.counters.follow(&self.topology);
         if !changes.is_empty() {
@@ -334,6 +355,12 @@ impl Session {
             if !self.ask()? {
                 break;
             }
+        }
+        self.ask_who(LAST_SOCKETS)?;
+        let until = Instant::now() + LAST_HOLDERS_WITHIN;
+        while self.topology.awaits_holders() && Instant::now() < until {
+            self.topology.await_holders(until - Instant::now());
+            self.ask_who(LAST_SOCKETS)?;
         }
         let ledger = self.control.ledger(&self.ring, clock::monotonic_ns()?)?;
         self.sink.push(&Record::Ledger(ledger));

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::time::Time;
 use crate::codes::{PacketKind, Stage};
+use crate::fact::Runtime;
 
 use super::verdict::{At, Cause, Verdict};
 
@@ -110,9 +111,11 @@ pub struct Endpoint {
     pub addr: IpAddr,
     /// Its port; `null` for ICMP.
     pub port: Option<u16>,
-    /// The process that owns the socket, where the socket was seen.
+    /// The process that owns the socket, where that is known.
     pub process: Option<Process>,
-    /// `NAMESPACE/NAME`, where it is known.
+    /// The container that the process runs in, where it runs in one.
+    pub container: Option<Container>,
+    /// The pod of that container, as `NAMESPACE/NAME`, where it is known.
     pub pod: Option<String>,
     /// The inode number of the socket's network namespace, where the socket was seen.
     pub netns: Option<u32>,
@@ -127,6 +130,17 @@ pub struct Process {
     pub pid: u32,
     /// Its name (`/proc/PID/comm`), which it chooses itself.
     pub comm: String,
+}
+
+/// A container, as the cgroup of a process tells it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Container {
+    /// Its whole id.
+    pub id: String,
+    /// What runs it, where the cgroup says so.
+    pub runtime: Option<Runtime>,
+    /// The uid of its Kubernetes pod, where it is of one.
+    pub pod_uid: Option<String>,
 }
 
 /// A change of addresses.

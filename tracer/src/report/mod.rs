@@ -28,8 +28,8 @@ use serde::{Deserialize, Serialize};
 pub use crate::codes::{CauseCode, Confidence, PacketKind, Stage, VerdictCode};
 pub use build::{build, flow_now, has_final_fault};
 pub use flow::{
-    Endpoint, Exchange, Flow, Hop, HopTunnel, Leg, Loss, Outer, Process, Protocol, Reset, Side,
-    Translation, Tunnel, TunnelKind, Tuple,
+    Container, Endpoint, Exchange, Flow, Hop, HopTunnel, Leg, Loss, Outer, Process, Protocol,
+    Reset, Side, Translation, Tunnel, TunnelKind, Tuple,
 };
 pub use json::write_json;
 pub use schema::{capture_schema, report_schema};

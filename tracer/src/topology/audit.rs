@@ -22,8 +22,10 @@ use crate::{
 };
 
 use super::{
-    Netns, Topology, clamps, encap, links, netns, routes,
-    rtnetlink::{BUFFER_BYTES, Dump, Message},
+    Netns, Topology, clamps, encap, links,
+    netlink::{BUFFER_BYTES, Message},
+    netns, routes,
+    rtnetlink::Dump,
     wireguard,
 };
 
@@ -265,7 +267,7 @@ impl Topology {
         let Netns { id, socket, .. } = &mut self.namespaces[index];
         let table = &mut self.table;
         // A kernel without bridges has no such entries.
-        let _ = socket.ask(
+        let _ = socket.netlink().ask(
             libc::RTM_GETNEIGH,
             NLM_F_DUMP,
             &request,

@@ -11,7 +11,7 @@ use crate::mtu::model::Clamp;
 
 use super::{
     links::{attributes, number, text},
-    rtnetlink::RouteSocket,
+    netlink::Netlink,
 };
 
 /// `sizeof(struct nfgenmsg)`
@@ -41,7 +41,7 @@ pub(super) struct Found {
 /// Reads the rules in the namespace of the calling thread.
 pub(super) fn read(buffer: &mut [u8]) -> Result<Found, Errno> {
     let mut clamps = Vec::new();
-    let mut socket = RouteSocket::open_for(SockProtocol::NetlinkNetFilter)?;
+    let mut socket = Netlink::open(SockProtocol::NetlinkNetFilter, 0)?;
     socket.ask(
         GET_RULE,
         NLM_F_DUMP,

@@ -24,8 +24,10 @@ use crate::{
 };
 
 use super::{
-    Netns, Topology, links, neighbours, routes,
-    rtnetlink::{Dump, Message},
+    Netns, Topology, links, neighbours,
+    netlink::Message,
+    routes,
+    rtnetlink::Dump,
     rules::{self, Decision, Packet, Rule},
 };
 

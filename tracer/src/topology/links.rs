@@ -16,7 +16,7 @@ use netlink_packet_route::{
 
 use crate::mtu::model::Encap;
 
-use super::{encap, rtnetlink::Message};
+use super::{encap, netlink::Message};
 
 /// `sizeof(struct ifinfomsg)`
 pub(super) const LINK_HEADER_BYTES: usize = 16;

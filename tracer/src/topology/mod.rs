@@ -4,21 +4,26 @@
 //! [`Topology::open`] needs privilege to enter namespaces, on a thread of its own. The sockets that it leaves open
 //! keep working after the privilege is dropped. They also keep their namespaces alive, so that neither an inode
 //! number nor a cookie can be reused meanwhile: a namespace that nothing else on the node refers to is let go as soon
-//! as the helper ([`Topology::keep_looking`]) notices.
+//! as the helper ([`Topology::start_helper`]) notices.
 
 mod audit;
+mod cgroup;
 mod clamps;
 mod counters;
 mod encap;
+mod holders;
 mod inquiry;
 mod links;
 mod neighbours;
+mod netlink;
 mod netns;
 mod peers;
+mod processes;
 mod routes;
 mod rtnetlink;
 mod rules;
 mod scout;
+mod sockdiag;
 mod statistics;
 mod sysctls;
 mod table;
@@ -45,9 +50,12 @@ use crate::{
 };
 
 use self::{
+    holders::Holding,
+    netlink::{BUFFER_BYTES, Message},
     netns::{Failure, Known, Opened},
-    rtnetlink::{BUFFER_BYTES, Dump, Message, RouteSocket},
-    scout::Scout,
+    rtnetlink::{Dump, RouteSocket},
+    scout::{Answered, Scout},
+    sockdiag::DiagSocket,
     sysctls::Sysctls,
     table::{Limits, Refused, Table},
 };
@@ -60,7 +68,7 @@ pub use self::{
     view::ViewError,
 };
 
-/// The most namespaces that are opened; each costs four file descriptors.
+/// The most namespaces that are opened; each costs five file descriptors.
 const NETNS_MAX: usize = 4_096;
 
 /// The most devices and addresses that are remembered.
@@ -109,8 +117,11 @@ pub struct Topology {
     /// Namespaces on the other end of veths that were not asked for because there are too many.
     unasked: usize,
     buffer: Vec<u8>,
-    /// Looks for namespaces that are born later.
+    /// Does what needs privilege.
     scout: Option<Scout>,
+    /// Whether it looks for namespaces that are born later.
+    follows: bool,
+    holding: Holding,
     /// Whether something speaks of a namespace that is not known.
     look: bool,
     /// When it was last looked for.
@@ -133,6 +144,7 @@ struct Netns {
     name: Option<String>,
     handle: File,
     socket: RouteSocket,
+    diag: Option<DiagSocket>,
     sysctls: Sysctls,
 }
 
@@ -151,6 +163,8 @@ impl Topology {
             unasked: 0,
             buffer: vec![0; BUFFER_BYTES],
             scout: None,
+            follows: false,
+            holding: Holding::new(Instant::now()),
             look: false,
             last_look: Instant::now(),
             scout_lost: false,
@@ -193,9 +207,11 @@ impl Topology {
         self.table.devices()
     }
 
-    /// Starts the process that goes on looking into namespaces when this one may not any more, which must be before the
-    /// privilege is dropped. `tracer` is a program that calls [`serve_netns`] where its name is [`NETNS_HELPER`].
-    pub fn keep_looking(&mut self, tracer: &Path) {
+    /// Starts the process that goes on with what this one may not do any more, which must be before the privilege is
+    /// dropped: it tells who holds sockets and, if asked to, looks into namespaces that are born later. `tracer` is a program
+    /// that calls [`serve_netns`] where its name is [`NETNS_HELPER`].
+    pub fn start_helper(&mut self, tracer: &Path, follows: bool) {
+        self.follows = follows;
         match Scout::start(tracer) {
             Ok(scout) => self.scout = Some(scout),
             Err(_) => self.scout_lost = true,
@@ -228,34 +244,49 @@ impl Topology {
             if lost || self.incomplete.contains_key(&netns.id) {
                 // Notifications were lost: only a new listing tells what is true now, and whatever still waits to be
                 // read is older than that.
-                netns.socket.discard(&mut self.buffer);
+                netns.socket.netlink().discard(&mut self.buffer);
                 self.list(index);
             }
         }
         self.resolve_peers();
-        if self.look_around().is_err() {
-            self.scout = None;
-            self.scout_lost = true;
-        }
+        self.consult();
         self.table.changes()
     }
 
-    /// Takes over the namespaces that the helper has found, and asks for more where something speaks of one.
-    fn look_around(&mut self) -> io::Result<()> {
+    /// Takes over what the helper has to say, and asks it for more.
+    fn consult(&mut self) {
+        if self.hear().and_then(|()| self.ask_helper()).is_err() {
+            self.scout = None;
+            self.scout_lost = true;
+        }
+    }
+
+    fn hear(&mut self) -> io::Result<()> {
         let Some(scout) = &mut self.scout else {
             return Ok(());
         };
-        if let Some(scan) = scout.answer()? {
-            self.failures = scan.failures;
-            self.beyond_limit = scan.beyond_limit;
-            self.hidden = scan.hidden;
-            self.release(&scan.gone);
-            self.name(scan.named);
-            self.adopt(scan.opened);
-            return Ok(());
+        match scout.answer()? {
+            Some(Answered::Namespaces(scan)) => {
+                self.failures = scan.failures;
+                self.beyond_limit = scan.beyond_limit;
+                self.hidden = scan.hidden;
+                self.release(&scan.gone);
+                self.name(scan.named);
+                self.adopt(scan.opened);
+            }
+            Some(Answered::Holders(holders)) => self.learn_holders(holders),
+            None => {}
         }
+        Ok(())
+    }
+
+    /// Asks for namespaces where something speaks of one, and else for holders.
+    fn ask_helper(&mut self) -> io::Result<()> {
+        let Some(scout) = self.scout.as_mut().filter(|scout| !scout.busy()) else {
+            return Ok(());
+        };
         let since = self.last_look.elapsed();
-        if !scout.busy() && (self.look && since >= LOOK_SOON || since >= LOOK_LATER) {
+        if self.follows && (self.look && since >= LOOK_SOON || since >= LOOK_LATER) {
             self.look = false;
             self.last_look = Instant::now();
             let mut known = Known::default();
@@ -265,10 +296,12 @@ impl Topology {
                     known.unnamed.insert(netns.id.inum.into());
                 }
             }
-            scout.ask(&known)?;
+            scout.ask_for_namespaces(known)?;
             for tries in self.unknown.values_mut() {
                 *tries = tries.saturating_add(1);
             }
+        } else if let Some(search) = self.holding.search(Instant::now()) {
+            scout.ask_for_holders(search)?;
         }
         Ok(())
     }
@@ -330,7 +363,7 @@ impl Topology {
             ),
         );
         add(
-            usize::from(self.scout_lost),
+            usize::from(self.scout_lost && self.follows),
             "netns_born_later",
             "nothing looks into network namespaces that are born during the trace: their devices are not known".to_owned(),
         );
@@ -378,6 +411,7 @@ impl Topology {
             name,
             handle,
             socket,
+            diag,
             sysctls,
         } in opened
         {
@@ -397,6 +431,7 @@ impl Topology {
                 name,
                 handle,
                 socket,
+                diag,
                 sysctls,
             });
             self.list(self.namespaces.len() - 1);
@@ -452,7 +487,7 @@ impl Topology {
             if !matches!(listed, Err(Errno::ENOBUFS | Errno::EBUSY)) {
                 break;
             }
-            socket.discard(&mut self.buffer);
+            socket.netlink().discard(&mut self.buffer);
         }
         if let Err(errno) = listed {
             self.incomplete.insert(*id, errno);
@@ -470,7 +505,7 @@ impl Topology {
         let Netns { id, socket, .. } = &mut self.namespaces[index];
         let table = &mut self.table;
         for _ in 0..DATAGRAMS_PER_POLL {
-            let more = socket.poll(&mut self.buffer, &mut |message| {
+            let more = socket.netlink().poll(&mut self.buffer, &mut |message| {
                 if let Some(change) = links::parse(message) {
                     table.apply(*id, change);
                 }

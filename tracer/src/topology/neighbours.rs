@@ -2,7 +2,7 @@
 
 use crate::fact::NeighbourState;
 
-use super::{links::attributes, rtnetlink::Message};
+use super::{links::attributes, netlink::Message};
 
 /// `sizeof(struct ndmsg)`
 const HEADER_BYTES: usize = 12;

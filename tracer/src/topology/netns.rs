@@ -23,7 +23,7 @@ use nix::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{rtnetlink::RouteSocket, sysctls::Sysctls};
+use super::{rtnetlink::RouteSocket, sockdiag::DiagSocket, sysctls::Sysctls};
 
 /// Where iproute2 and most container runtimes keep named namespaces.
 pub(super) const NAMED: &str = "/run/netns";
@@ -60,6 +60,8 @@ pub(super) struct Opened {
     /// Refers to the namespace, for RTM_GETNSID and setns().
     pub handle: File,
     pub socket: RouteSocket,
+    /// Missing where the kernel cannot be asked for sockets.
+    pub diag: Option<DiagSocket>,
     pub sysctls: Sysctls,
 }
 
@@ -307,15 +309,22 @@ fn open(candidates: Vec<Candidate>) -> (Vec<Opened>, Vec<Failure>) {
     let inside = in_each(
         &handles,
         |(_, handle)| handle.as_fd(),
-        |_| Ok((RouteSocket::open()?, Sysctls::open())),
+        |_| {
+            Ok((
+                RouteSocket::open()?,
+                DiagSocket::open().ok(),
+                Sysctls::open(),
+            ))
+        },
     );
     for ((candidate, handle), inside) in handles.into_iter().zip(inside) {
         match inside.and_then(|inside| inside) {
-            Ok((socket, sysctls)) => opened.push(Opened {
+            Ok((socket, diag, sysctls)) => opened.push(Opened {
                 inode: candidate.inode,
                 name: candidate.name,
                 handle,
                 socket,
+                diag,
                 sysctls,
             }),
             Err(errno) => failures.push(failure(candidate.inode, errno)),

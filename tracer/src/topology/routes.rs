@@ -11,7 +11,7 @@ use crate::fact::{NextHop, Prefix, RouteKind};
 
 use super::{
     links::{attributes, ifindex, ip, number},
-    rtnetlink::Message,
+    netlink::Message,
 };
 
 /// `sizeof(struct rtmsg)`

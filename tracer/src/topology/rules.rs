@@ -10,8 +10,8 @@ use crate::fact::{Prefix, RouteKind};
 
 use super::{
     links::{attributes, ip, number, text},
+    netlink::Message,
     routes::{Entry, contains},
-    rtnetlink::Message,
 };
 
 /// `sizeof(struct fib_rule_hdr)`

@@ -1,22 +1,26 @@
-//! Namespaces that are born while a trace runs: tracer itself has no privilege to enter them by then, so a second
-//! process keeps it. That process reads nothing but `/proc`, `/run/netns` and our questions, hands over the open
-//! socket and handle of each namespace that we do not know, and dies with us.
+//! What still needs privilege while a trace runs: to enter namespaces that are born later, and to see which process holds
+//! a socket. tracer itself has none by then, so a second process keeps it. That process reads nothing but `/proc`,
+//! `/run/netns`, the names in `/var/log/pods` and our questions, answers them, hands over the open sockets and the handle of
+//! each namespace that we do not know, and dies with us.
 
 use std::{
     fs::File,
     io::{self, IoSlice, IoSliceMut},
+    mem,
     os::{
         fd::{AsFd as _, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
         unix::process::CommandExt as _,
     },
     path::Path,
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
 use caps::Capability;
 use nix::{
     cmsg_space,
     errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{
         prctl,
         signal::Signal,
@@ -33,34 +37,53 @@ use crate::privilege;
 use super::{
     NETNS_MAX,
     netns::{self, Failure, Known, Opened, Scan},
+    processes::{Holders, Node, Search},
     raise_file_limit,
     rtnetlink::RouteSocket,
+    sockdiag::DiagSocket,
     sysctls::Sysctls,
 };
 
 /// By this name a program knows that it is to be the helper.
 pub const NETNS_HELPER: &str = "tracer-netns";
 
-/// What the helper needs: to enter a namespace, and to look at the namespaces of other users' processes.
-const KEPT: [Capability; 2] = [Capability::CAP_SYS_ADMIN, Capability::CAP_SYS_PTRACE];
+/// What the helper needs: to enter a namespace, and to look at the namespaces and the descriptors of other users' processes
+/// (the directory of descriptors may be read by its owner only).
+const KEPT: [Capability; 3] = [
+    Capability::CAP_SYS_ADMIN,
+    Capability::CAP_SYS_PTRACE,
+    Capability::CAP_DAC_READ_SEARCH,
+];
 
 /// The longest message: all namespaces that are known and none of them named, or as many failures and 256 names.
 const MESSAGE_BYTES_MAX: usize = 192 * 1024;
 
 /// The most files that come with a message.
-const FILES_MAX: usize = 4;
+const FILES_MAX: usize = 5;
+
+/// What the helper is asked.
+#[derive(Debug, Serialize, Deserialize)]
+enum Question {
+    /// For every namespace that is not known.
+    Namespaces(Known),
+    /// For the holders of sockets and devices.
+    Holders(Search),
+}
 
 /// What the helper says.
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
-    /// A namespace; its handle and its socket come along, and those of its directories of sysctls that there are.
+    /// A namespace; its handle and its rtnetlink socket come along, and what there is of the others.
     Found {
         inode: u64,
         name: Option<String>,
+        diag: bool,
         ipv4: bool,
         ipv6: bool,
     },
-    /// That was all.
+    /// The holders that were found.
+    Holders(Holders),
+    /// That was every namespace.
     Done {
         failures: Vec<Failure>,
         beyond_limit: usize,
@@ -76,8 +99,23 @@ pub(super) struct Scout {
     child: Child,
     socket: OwnedFd,
     buffer: Vec<u8>,
-    /// What the helper has found since the question, until it says that it is done.
-    scan: Option<Scan>,
+    /// The question that is not answered yet.
+    asked: Option<Asked>,
+}
+
+/// A question that waits for its answer.
+#[derive(Debug)]
+enum Asked {
+    /// And the namespaces that were found so far.
+    Namespaces(Scan),
+    Holders,
+}
+
+/// A whole answer.
+#[derive(Debug)]
+pub(super) enum Answered {
+    Namespaces(Scan),
+    Holders(Holders),
 }
 
 impl Scout {
@@ -102,25 +140,36 @@ impl Scout {
             child,
             socket: ours,
             buffer: vec![0; MESSAGE_BYTES_MAX],
-            scan: None,
+            asked: None,
         })
     }
 
     /// Whether a question is not answered yet.
     pub(super) fn busy(&self) -> bool {
-        self.scan.is_some()
+        self.asked.is_some()
     }
 
     /// Asks for every namespace that is not known, without waiting.
-    pub(super) fn ask(&mut self, known: &Known) -> io::Result<()> {
-        send(self.socket.as_fd(), known, &[], MsgFlags::MSG_DONTWAIT)?;
-        self.scan = Some(Scan::default());
+    pub(super) fn ask_for_namespaces(&mut self, known: Known) -> io::Result<()> {
+        self.ask(&Question::Namespaces(known))?;
+        self.asked = Some(Asked::Namespaces(Scan::default()));
         Ok(())
     }
 
-    /// What was found, once the helper is done; does not wait.
-    pub(super) fn answer(&mut self) -> io::Result<Option<Scan>> {
-        while let Some(scan) = &mut self.scan {
+    /// Asks who holds sockets and devices, without waiting.
+    pub(super) fn ask_for_holders(&mut self, search: Search) -> io::Result<()> {
+        self.ask(&Question::Holders(search))?;
+        self.asked = Some(Asked::Holders);
+        Ok(())
+    }
+
+    fn ask(&mut self, question: &Question) -> io::Result<()> {
+        send(self.socket.as_fd(), question, &[], MsgFlags::MSG_DONTWAIT)
+    }
+
+    /// The answer, once the helper is done; does not wait.
+    pub(super) fn answer(&mut self) -> io::Result<Option<Answered>> {
+        while let Some(asked) = &mut self.asked {
             let received = receive(
                 self.socket.as_fd(),
                 &mut self.buffer,
@@ -131,13 +180,17 @@ impl Scout {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
                 Err(error) => return Err(error),
             };
-            match answer {
-                Answer::Found {
-                    inode,
-                    name,
-                    ipv4,
-                    ipv6,
-                } => {
+            match (answer, asked) {
+                (
+                    Answer::Found {
+                        inode,
+                        name,
+                        diag,
+                        ipv4,
+                        ipv6,
+                    },
+                    Asked::Namespaces(scan),
+                ) => {
                     let mut files = files.into_iter();
                     let mut next = || {
                         files
@@ -145,6 +198,7 @@ impl Scout {
                             .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
                     };
                     let (handle, socket) = (next()?, next()?);
+                    let diag = diag.then(&mut next).transpose()?;
                     let sysctls = Sysctls {
                         ipv4: ipv4.then(&mut next).transpose()?,
                         ipv6: ipv6.then(&mut next).transpose()?,
@@ -154,26 +208,49 @@ impl Scout {
                         name,
                         handle: File::from(handle),
                         socket: RouteSocket::adopt(socket)?,
+                        diag: diag.map(DiagSocket::adopt).transpose()?,
                         sysctls,
                     });
                 }
-                Answer::Done {
-                    failures,
-                    beyond_limit,
-                    hidden,
-                    gone,
-                    named,
-                } => {
-                    scan.failures = failures;
-                    scan.beyond_limit = beyond_limit;
-                    scan.hidden = hidden;
-                    scan.gone = gone;
-                    scan.named = named;
-                    return Ok(self.scan.take());
+                (
+                    Answer::Done {
+                        failures,
+                        beyond_limit,
+                        hidden,
+                        gone,
+                        named,
+                    },
+                    Asked::Namespaces(scan),
+                ) => {
+                    let scan = Scan {
+                        opened: mem::take(&mut scan.opened),
+                        failures,
+                        beyond_limit,
+                        hidden,
+                        gone,
+                        named,
+                    };
+                    self.asked = None;
+                    return Ok(Some(Answered::Namespaces(scan)));
                 }
+                (Answer::Holders(holders), Asked::Holders) => {
+                    self.asked = None;
+                    return Ok(Some(Answered::Holders(holders)));
+                }
+                _ => return Err(io::ErrorKind::InvalidData.into()),
             }
         }
         Ok(None)
+    }
+
+    /// Waits until the helper has said something, or the time is up.
+    pub(super) fn wait(&self, at_most: Duration) -> io::Result<()> {
+        let timeout = PollTimeout::try_from(at_most).unwrap_or(PollTimeout::MAX);
+        let mut socket = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut socket, timeout) {
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
     }
 }
 
@@ -195,39 +272,52 @@ pub fn serve() -> anyhow::Result<()> {
     let mut buffer = vec![0; MESSAGE_BYTES_MAX];
     loop {
         let received = receive(stdin.as_fd(), &mut buffer, MsgFlags::empty());
-        let known: Known = match received {
+        let question: Question = match received {
             Ok((question, _)) => question,
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
             Err(error) => return Err(error.into()),
         };
-        let scan = netns::scan(&known, NETNS_MAX)?;
-        for Opened {
+        match question {
+            Question::Namespaces(known) => look_for_namespaces(&known, stdin.as_fd())?,
+            Question::Holders(search) => {
+                let holders = Answer::Holders(Node::this().search(&search));
+                send(stdin.as_fd(), &holders, &[], MsgFlags::empty())?;
+            }
+        }
+    }
+}
+
+fn look_for_namespaces(known: &Known, to: BorrowedFd<'_>) -> io::Result<()> {
+    let scan = netns::scan(known, NETNS_MAX)?;
+    for Opened {
+        inode,
+        name,
+        handle,
+        socket,
+        diag,
+        sysctls: Sysctls { ipv4, ipv6 },
+    } in scan.opened
+    {
+        let mut files = vec![handle.as_raw_fd(), socket.as_fd().as_raw_fd()];
+        files.extend(diag.as_ref().map(|diag| diag.as_fd().as_raw_fd()));
+        files.extend([&ipv4, &ipv6].into_iter().flatten().map(AsRawFd::as_raw_fd));
+        let found = Answer::Found {
             inode,
             name,
-            handle,
-            socket,
-            sysctls: Sysctls { ipv4, ipv6 },
-        } in scan.opened
-        {
-            let mut files = vec![handle.as_raw_fd(), socket.as_fd().as_raw_fd()];
-            files.extend([&ipv4, &ipv6].into_iter().flatten().map(AsRawFd::as_raw_fd));
-            let found = Answer::Found {
-                inode,
-                name,
-                ipv4: ipv4.is_some(),
-                ipv6: ipv6.is_some(),
-            };
-            send(stdin.as_fd(), &found, &files, MsgFlags::empty())?;
-        }
-        let done = Answer::Done {
-            failures: scan.failures,
-            beyond_limit: scan.beyond_limit,
-            hidden: scan.hidden,
-            gone: scan.gone,
-            named: scan.named,
+            diag: diag.is_some(),
+            ipv4: ipv4.is_some(),
+            ipv6: ipv6.is_some(),
         };
-        send(stdin.as_fd(), &done, &[], MsgFlags::empty())?;
+        send(to, &found, &files, MsgFlags::empty())?;
     }
+    let done = Answer::Done {
+        failures: scan.failures,
+        beyond_limit: scan.beyond_limit,
+        hidden: scan.hidden,
+        gone: scan.gone,
+        named: scan.named,
+    };
+    send(to, &done, &[], MsgFlags::empty())
 }
 
 /// Sends one message with these files.

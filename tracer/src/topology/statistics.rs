@@ -8,7 +8,8 @@ use crate::{event::DeviceId, fact::Fact, record::View};
 use super::{
     Netns, Topology,
     links::{self, LINK_HEADER_BYTES, attributes, number},
-    rtnetlink::{Dump, Message},
+    netlink::Message,
+    rtnetlink::Dump,
 };
 
 /// The counters that tell of losses, and which of `struct rtnl_link_stats64` (include/uapi/linux/if_link.h) each is.

@@ -129,6 +129,14 @@ impl Table {
         Some(&self.devices.get(&id)?.link.name)
     }
 
+    /// How many devices of a kind have this name, in all namespaces together.
+    pub(super) fn count_of(&self, kind: &str, name: &str) -> usize {
+        let links = self.devices.values().map(|entry| &entry.link);
+        links
+            .filter(|link| link.kind == kind && link.name == name)
+            .count()
+    }
+
     /// Whether an address is on one of a namespace's devices.
     pub(super) fn has_address(&self, netns: NetnsId, addr: IpAddr) -> bool {
         let mut devices = self.devices.range(all_of(netns));

@@ -9,7 +9,7 @@ use std::{
 use netlink_packet_core::NLM_F_DUMP;
 use nix::sys::socket::SockProtocol;
 
-use super::{links::attributes, rtnetlink::RouteSocket};
+use super::{links::attributes, netlink::Netlink};
 
 /// `GENL_ID_CTRL`, `CTRL_CMD_GETFAMILY`, `CTRL_ATTR_FAMILY_ID` and `CTRL_ATTR_FAMILY_NAME` (linux/genetlink.h).
 const CONTROL: u16 = 16;
@@ -40,7 +40,7 @@ pub(super) fn endpoints(devices: &[u32], buffer: &mut [u8]) -> HashMap<u32, Vec<
     if devices.is_empty() {
         return found;
     }
-    let Ok(mut socket) = RouteSocket::open_for(SockProtocol::NetlinkGeneric) else {
+    let Ok(mut socket) = Netlink::open(SockProtocol::NetlinkGeneric, 0) else {
         return found;
     };
     let mut family = None;

@@ -17,6 +17,7 @@ mod refusal;
 mod silence;
 #[cfg(test)]
 mod tests;
+mod tun;
 mod words;
 
 use crate::analysis::Analysis;
@@ -83,6 +84,7 @@ pub fn judge<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Judgement<'a> {
         datagram::judge(flow, scene)
     };
     silence::suspect(&mut judgement, scene);
+    tun::name_holder(&mut judgement, scene);
     judgement
 }
 

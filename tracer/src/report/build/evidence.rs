@@ -84,6 +84,27 @@ impl Builder<'_> {
                 state: state.map(|state| state.name().to_owned()),
                 mac: mac.map(crate::fact::mac_words),
             },
+            Fact::Socket(socket) => self.told(
+                socket.asked_ns,
+                format!("{} has the socket {}", socket.owner, socket.local),
+            ),
+            Fact::Process { asked_ns, owner } => self.told(*asked_ns, format!("{owner} runs")),
+            Fact::Tun {
+                device,
+                asked_ns,
+                owner,
+            } => {
+                let device = self.device_of(*device);
+                let device = device.as_deref().unwrap_or("a tun device");
+                self.told(*asked_ns, format!("{owner} holds {device}"))
+            }
+        }
+    }
+
+    fn told(&self, asked_ns: u64, summary: String) -> Evidence {
+        Evidence::Event {
+            time: self.time(asked_ns),
+            summary,
         }
     }
 

@@ -1,19 +1,22 @@
 //! A flow as the report tells it: its ends, its legs, its losses and its verdict.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use tracer_common::packet::IpProto;
 
 use super::super::{
-    At, Cause, CauseCode, Endpoint, Evidence, Exchange, Flow, Hop, HopTunnel, Leg, Loss, Outer,
-    PacketKind, Process, Protocol, Reset, Side, Stage, Translation, Tunnel, TunnelKind, Tuple,
-    Verdict,
+    At, Cause, CauseCode, Container, Endpoint, Evidence, Exchange, Flow, Hop, HopTunnel, Leg, Loss,
+    Outer, PacketKind, Process, Protocol, Reset, Side, Stage, Translation, Tunnel, TunnelKind,
+    Tuple, Verdict,
 };
 use super::Builder;
 use crate::event::{NetnsId, SocketHook, Symbol};
+use crate::fact::SocketOwner;
 use crate::flow::copies::{End, Transmission};
 use crate::flow::pairing::Flow as Attempt;
 use crate::flow::{FiveTuple, Point, Sighting, Tunnel as SeenTunnel, TunnelKind as SeenKind};
+use crate::owners::SocketId;
 use crate::verdict::{self, Diagnosis, Judgement, Place, diagnosis};
 
 impl Builder<'_> {
@@ -58,11 +61,17 @@ impl Builder<'_> {
     }
 
     fn server(&self, attempt: &Attempt<'_>) -> Endpoint {
+        let is_local = |at: &Sighting| {
+            let netns = at.netns.zip(Some(at.tuple.dst.ip()));
+            netns.is_some_and(|(netns, addr)| self.analysis.devices.is_local(netns, addr))
+        };
         let arrived = attempt
             .request
             .iter()
             .find_map(|request| match self.scene.end(request) {
                 End::Consumed(at) | End::Delivered(at) => at.netns,
+                // What dies on its last steps has found its host as well.
+                End::Died(at) if is_local(at) => at.netns,
                 _ => None,
             });
         self.endpoint(attempt, attempt.server, false, arrived)
@@ -80,8 +89,21 @@ impl Builder<'_> {
             .sockets
             .iter()
             .find(|seen| attempt.is_client(seen) == is_client && seen.socket.process.is_some());
-        let process = socket.and_then(|seen| seen.socket.process.as_ref());
-        let netns = socket.and_then(|seen| seen.netns).or(seen_in);
+        let during_ns = (attempt.first_ns(), attempt.last_ns());
+        let seen_in = socket.and_then(|seen| seen.netns).or(seen_in);
+        let (netns, process, container) = match socket.and_then(|seen| seen.socket.process.as_ref())
+        {
+            Some(process) => {
+                let container = self.analysis.owners.container_of(process, during_ns);
+                (seen_in, Some(process), container)
+            }
+            None => match self.socket_owner(attempt, is_client, seen_in) {
+                Some(SocketOwner { netns, owner, .. }) => {
+                    (Some(*netns), Some(&owner.process), owner.container.as_ref())
+                }
+                None => (seen_in, None, None),
+            },
+        };
         Endpoint {
             addr: address.ip(),
             port: has_ports(attempt.protocol).then_some(address.port()),
@@ -89,10 +111,46 @@ impl Builder<'_> {
                 pid: process.pid,
                 comm: process.comm.clone(),
             }),
-            pod: None,
+            container: container.map(|container| Container {
+                id: container.id.clone(),
+                runtime: container.runtime,
+                pod_uid: container.pod_uid.clone(),
+            }),
+            pod: container.and_then(|container| container.pod.clone()),
             netns: netns.map(|netns| netns.inum),
             netns_name: netns.and_then(|netns| self.netns_name(netns)),
         }
+    }
+
+    /// Who had the socket of an end, by whichever of its addresses it has in its namespace; where that is not known, in any
+    /// namespace that the flow was seen in, and there rather the connection itself than a listener.
+    fn socket_owner(
+        &self,
+        attempt: &Attempt<'_>,
+        is_client: bool,
+        seen_in: Option<NetnsId>,
+    ) -> Option<&SocketOwner> {
+        let during_ns = (attempt.first_ns(), attempt.last_ns());
+        let anywhere = || attempt.sightings().filter_map(|seen| seen.netns).collect();
+        let namespaces: BTreeSet<NetnsId> = seen_in.map_or_else(anywhere, |netns| [netns].into());
+        let sockets = namespaces.into_iter().flat_map(|netns| {
+            attempt.forward.iter().map(move |tuple| {
+                let (local, remote) = if is_client {
+                    (tuple.src, tuple.dst)
+                } else {
+                    (tuple.dst, tuple.src)
+                };
+                SocketId {
+                    netns,
+                    protocol: tuple.protocol,
+                    local,
+                    remote,
+                }
+            })
+        });
+        sockets
+            .filter_map(|socket| self.analysis.owners.of_socket(&socket, during_ns))
+            .min_by_key(|answer| answer.remote.is_none())
     }
 
     /// Where the addresses changed on the way there and on the way back.

@@ -5,12 +5,15 @@ use std::net::{IpAddr, SocketAddr};
 use super::path::{self, netns};
 use super::{Item, Row, Section, Tone};
 use crate::report::{
-    At, Cause, CauseCode, Confidence, Endpoint, Evidence, Exchange, Flow, Hop, Leg, Loss,
-    PacketKind, Side, Stage, Time, Tuple, VerdictCode,
+    At, Cause, CauseCode, Confidence, Container, Endpoint, Evidence, Exchange, Flow, Hop, Leg,
+    Loss, PacketKind, Side, Stage, Time, Tuple, VerdictCode,
 };
 
 /// Pieces of evidence, losses or translations that are shown for a flow.
 const DETAILS: usize = 6;
+
+/// As many digits of a container's id as its tools show.
+const SHORT_ID: usize = 12;
 
 /// The flow in full.
 pub(super) fn section(flow: &Flow) -> Section {
@@ -116,13 +119,32 @@ fn endpoint(label: &str, endpoint: &Endpoint) -> Option<Row> {
             .process
             .as_ref()
             .map(|process| format!("{}[{}]", process.comm, process.pid)),
-        endpoint.pod.as_ref().map(|pod| format!("pod {pod}")),
+        pod(endpoint),
+        endpoint.container.as_ref().map(container),
         netns(endpoint.netns_name.as_deref(), endpoint.netns),
     ]
     .into_iter()
     .flatten()
     .collect();
     (!known.is_empty()).then(|| Row::new(label, known.join(", ")))
+}
+
+/// "pod shop/redis-0", or its uid where it has no name.
+fn pod(endpoint: &Endpoint) -> Option<String> {
+    let uid = || endpoint.container.as_ref()?.pod_uid.as_deref();
+    match &endpoint.pod {
+        Some(name) => Some(format!("pod {name}")),
+        None => uid().map(|uid| format!("pod uid {uid}")),
+    }
+}
+
+/// "container 3f2a9c1b0d4e (containerd)", as its tools list it.
+fn container(container: &Container) -> String {
+    let short: String = container.id.chars().take(SHORT_ID).collect();
+    let runtime = container
+        .runtime
+        .map_or_else(String::new, |runtime| format!(" ({})", runtime.name()));
+    format!("container {short}{runtime}")
 }
 
 fn legs(flow: &Flow) -> Vec<Row> {

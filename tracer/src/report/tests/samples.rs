@@ -123,6 +123,7 @@ fn endpoint(addr: [u8; 4], port: u16) -> Endpoint {
         addr: ip(addr),
         port: Some(port),
         process: None,
+        container: None,
         pod: None,
         netns: None,
         netns_name: None,

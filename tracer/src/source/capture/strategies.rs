@@ -11,7 +11,10 @@ use crate::event::{
     Again, Death, DeviceId, Event, NetnsId, Process, Skb, SkbId, Socket, SocketHook, Symbol,
     TcpState, What,
 };
-use crate::fact::{Lookup, NeighbourState, NextHop, Prefix, Route, RouteKind, Way};
+use crate::fact::{
+    Container, Lookup, NeighbourState, NextHop, Owner, Prefix, Route, RouteKind, Runtime,
+    SocketOwner, Way,
+};
 use crate::record::{
     BlindSpot, CAPTURE_SCHEMA, ClockPair, Device, Fact, Header, Hook, HookState, Ledger, Record,
     StoppedBy, Trailer, View,
@@ -177,16 +180,19 @@ fn skb() -> impl Strategy<Value = Skb> {
         )
 }
 
+fn process() -> impl Strategy<Value = Process> + Clone {
+    any::<(u32, String)>().prop_map(|(pid, comm)| Process { pid, comm })
+}
+
 fn socket() -> impl Strategy<Value = Socket> {
     let state = || {
         option::of((1_u8..=12).prop_map(|number| TcpState::from_number(number).expect("a state")))
     };
-    let process = any::<(u32, String)>().prop_map(|(pid, comm)| Process { pid, comm });
     (
         any::<(IpAddr, u16, IpAddr, u16)>(),
         state(),
         state(),
-        option::of(process),
+        option::of(process()),
         option::of(any::<(u32, u32)>()),
     )
         .prop_map(
@@ -356,7 +362,46 @@ fn fact() -> impl Strategy<Value = Fact> {
                 after,
             }
         });
-    prop_oneof![counter, device_counter, sysctl, neighbour, route]
+    prop_oneof![counter, device_counter, sysctl, neighbour, route, holder()]
+}
+
+/// Any fact about who has a socket or a device.
+fn holder() -> impl Strategy<Value = Fact> {
+    let runtime = prop_oneof![Just(Runtime::CriO), Just(Runtime::Podman)];
+    let container = (
+        option::of(runtime),
+        any::<(String, Option<String>, Option<String>)>(),
+    )
+        .prop_map(|(runtime, (id, pod_uid, pod))| Container {
+            id,
+            runtime,
+            pod_uid,
+            pod,
+        });
+    let owner = (process(), option::of(container))
+        .prop_map(|(process, container)| Owner { process, container });
+    let addresses = any::<(IpAddr, u16, Option<(IpAddr, u16)>)>();
+    let socket = (netns(), addresses, any::<(u64, u8)>(), owner.clone()).prop_map(
+        |(netns, (local, port, remote), (asked_ns, protocol), owner)| {
+            Fact::Socket(Box::new(SocketOwner {
+                netns,
+                asked_ns,
+                protocol,
+                local: SocketAddr::new(local, port),
+                remote: remote.map(|(remote, port)| SocketAddr::new(remote, port)),
+                owner,
+            }))
+        },
+    );
+    let process = (any::<u64>(), owner.clone())
+        .prop_map(|(asked_ns, owner)| Fact::Process { asked_ns, owner });
+    let tun = (device_id(), any::<u64>(), owner).prop_map(|(device, asked_ns, owner)| Fact::Tun {
+        device,
+        asked_ns,
+        owner,
+    });
+    // Strategies are as big as all that they are made of, and a test's stack is small.
+    prop_oneof![socket, process, tun].boxed()
 }
 
 /// Any record but the header.
