@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use crate::kernel::{Release, has_drop_reason};
+
 /// The verdict that a view must reach on a flow. What is not set is not looked at.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
@@ -13,7 +15,7 @@ pub struct Expected {
     stage: Option<&'static str>,
     causes: &'static [&'static str],
     drop_reason: Option<&'static str>,
-    function: Option<&'static str>,
+    function: Option<(&'static str, Release)>,
     says: Option<&'static str>,
     has_losses: bool,
     request_unseen: bool,
@@ -81,7 +83,8 @@ pub const fn by_netfilter(code: &'static str) -> Expected {
     proven(code)
         .cause(&["netfilter"])
         .reason("NETFILTER_DROP")
-        .function("nft_do_chain")
+        // Before that nftables only returned its verdict, and `nf_hook_slow` freed the packet.
+        .function_since("nft_do_chain", Release(6, 7))
 }
 
 impl Expected {
@@ -104,15 +107,20 @@ impl Expected {
         self
     }
 
-    /// With this `enum skb_drop_reason`.
+    /// With this `enum skb_drop_reason`, where the kernel has it.
     pub const fn reason(mut self, drop_reason: &'static str) -> Self {
         self.drop_reason = Some(drop_reason);
         self
     }
 
     /// Freed by this kernel function, whatever suffix the compiler gave it.
-    pub const fn function(mut self, function: &'static str) -> Self {
-        self.function = Some(function);
+    pub const fn function(self, function: &'static str) -> Self {
+        self.function_since(function, Release(0, 0))
+    }
+
+    /// The same, on kernels from this release on.
+    pub const fn function_since(mut self, function: &'static str, first: Release) -> Self {
+        self.function = Some((function, first));
         self
     }
 
@@ -164,11 +172,15 @@ impl Expected {
         want("/verdict/at/device", self.devices);
         want("/verdict/at/stage", self.stage.as_slice());
         want("/verdict/cause/code", self.causes);
-        want("/verdict/cause/drop_reason", self.drop_reason.as_slice());
+        if self.drop_reason.is_some_and(has_drop_reason) {
+            want("/verdict/cause/drop_reason", self.drop_reason.as_slice());
+        }
         if self.request_unseen {
             want("/request/kind", &["unseen"]);
         }
-        if let Some(function) = self.function {
+        if let Some((function, first)) = self.function
+            && first.is_reached()
+        {
             let found = flow
                 .pointer("/verdict/cause/function")
                 .and_then(Value::as_str);

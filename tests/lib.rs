@@ -10,6 +10,7 @@ mod captured;
 mod expect;
 pub mod faults;
 pub mod keeper;
+pub mod kernel;
 mod observers;
 pub mod offload;
 mod pairs;

@@ -3,7 +3,7 @@
 //!
 //! Sources: `enum skb_drop_reason` (include/net/dropreason-core.h) and the `kfree_skb` sites of Linux 5.10 to 6.18.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use super::question::routed;
 use crate::codes::{CauseCode, Stage};
@@ -187,6 +187,11 @@ impl Trace<'_> {
             // IPv4 has one function for all three.
             _ => "blackhole, unreachable or prohibit",
         }
+    }
+
+    /// Whether it died for want of a usable route, and the kernel says no more: only the routes tell which kind it was.
+    pub(super) fn is_unrouted_for_no_reason(&self) -> bool {
+        self.0.reason.is_none() && self.freed_in(&["ip_error", "ip6_pkt_drop"])
     }
 
     /// Whether a rule or netfilter itself freed it. That netfilter is among the callers means nothing: a rule or a
@@ -395,7 +400,7 @@ fn by_function(trace: &Trace<'_>, sighting: &Sighting, devices: &Devices) -> Cau
     ]) && too_narrow(sighting, devices).is_some()
     {
         CauseCode::Mtu
-    } else if trace.freed_in(&["ip_error"])
+    } else if has_reasons && trace.freed_in(&["ip_error"])
         || trace.freed_in(&["dst_discard", "dst_discard_out"]) && trace.was_routed_just_now()
     {
         CauseCode::BlackholeRoute
@@ -405,11 +410,43 @@ fn by_function(trace: &Trace<'_>, sighting: &Sighting, devices: &Devices) -> Cau
         CauseCode::Xfrm
     } else if trace.has_prefix("ovs_") || trace.has(&["do_execute_actions"]) {
         CauseCode::Ovs
-    } else if !has_reasons && trace.freed_in(&["ip_rcv_core"]) {
-        CauseCode::WrongMac
-    } else {
+    } else if has_reasons {
         CauseCode::Unknown
+    } else {
+        by_function_alone(trace, sighting, devices)
     }
+}
+
+/// For kernels that give no reason at all (before 5.17): what a function frees for one reason only, or for several that the
+/// packet itself tells apart. The places are those of Linux 5.10.
+fn by_function_alone(trace: &Trace<'_>, sighting: &Sighting, devices: &Devices) -> CauseCode {
+    match trace.0.location.plain_name() {
+        "ip_rcv_core" => CauseCode::WrongMac,
+        "ip6_rcv_core" if comes_from_nowhere(sighting) => CauseCode::SourceInvalid,
+        // `ip_route_input_noref` refuses what comes from or goes to where nothing can (EINVAL), else by the way back (EXDEV).
+        "ip_rcv_finish_core" if !is_from_a_host(sighting, devices) => CauseCode::SourceInvalid,
+        "ip_rcv_finish_core" if is_host(routed(sighting).1.ip()) => CauseCode::RpFilter,
+        "ip_forward" | "ip6_forward" if sighting.hop_limit <= 1 => CauseCode::Ttl,
+        // IPv6 discards alike where there is no route and where there is one that says unreachable.
+        "ip6_pkt_discard" | "ip6_pkt_discard_out" => CauseCode::NoRoute,
+        "ip6_pkt_prohibit" | "ip6_pkt_prohibit_out" => CauseCode::BlackholeRoute,
+        "vxlan_rcv" if tunnel_is_down(sighting, devices) => CauseCode::TunnelDown,
+        // A handler takes every IP packet that `tc` does not kill.
+        "__netif_receive_skb_core" => CauseCode::TcProgram,
+        // Whatever else kills a packet there frees it in a function of its own.
+        "ip_finish_output" | "ip6_finish_output" => CauseCode::CgroupProgram,
+        _ => CauseCode::Unknown,
+    }
+}
+
+/// Whether the source address of a packet that was received, as its route is looked up, can be another host's.
+fn is_from_a_host(sighting: &Sighting, devices: &Devices) -> bool {
+    let source = routed(sighting).0.ip();
+    let broadcast = IpAddr::V4(Ipv4Addr::BROADCAST);
+    let is_own = sighting
+        .netns
+        .is_some_and(|netns| devices.is_local(netns, source));
+    is_host(source) && source != broadcast && !is_own
 }
 
 /// Whether no packet on a wire may have this source address.
@@ -508,7 +545,10 @@ fn phrase(code: CauseCode, trace: &Trace<'_>, sighting: &Sighting, devices: &Dev
         }
         CauseCode::XdpProgram => "by an XDP program".to_owned(),
         CauseCode::TcProgram => "by a tc filter or program".to_owned(),
-        CauseCode::CgroupProgram if trace.reason() == "BPF_CGROUP_EGRESS" => {
+        CauseCode::CgroupProgram
+            if trace.reason() == "BPF_CGROUP_EGRESS"
+                || trace.freed_in(&["ip_finish_output", "ip6_finish_output"]) =>
+        {
             "by a BPF program of the sender's control group".to_owned()
         }
         CauseCode::CgroupProgram => {

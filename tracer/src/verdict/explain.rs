@@ -130,7 +130,12 @@ struct Dead<'a> {
 impl<'a> Dead<'a> {
     fn explain(&self, mut diagnosis: Diagnosis) -> Diagnosis {
         match (diagnosis.code, self.question.map(|question| question.about)) {
-            (_, Some(About::Route(lookup))) => self.by_route(&lookup, &mut diagnosis),
+            (code, Some(About::Route(lookup))) => {
+                if code == CauseCode::Unknown {
+                    self.name_by_route(&lookup, &mut diagnosis);
+                }
+                self.by_route(&lookup, &mut diagnosis);
+            }
             (_, Some(About::ReversePath(lookup))) => self.by_reverse_path(&lookup, &mut diagnosis),
             (_, Some(About::Forwarding { ipv6, .. })) => self.by_forwarding(ipv6, &mut diagnosis),
             (_, Some(About::Neighbour(lookup))) => self.by_neighbour(&lookup, &mut diagnosis),
@@ -141,6 +146,27 @@ impl<'a> Dead<'a> {
             _ => {}
         }
         diagnosis
+    }
+
+    /// Names a death that only the routes can tell apart. What was asked later, or may be wrong, names nothing.
+    fn name_by_route(&self, lookup: &Lookup, diagnosis: &mut Diagnosis) {
+        let Some((_, route)) = self.route(lookup) else {
+            return;
+        };
+        let soon = route.asked_ns.abs_diff(self.sighting.time_ns) <= SOON_NS;
+        if !soon || route.uncertain {
+            return;
+        }
+        diagnosis.code = match route.found {
+            RouteKind::None => CauseCode::NoRoute,
+            // IPv6 has one answer for an unreachable route and for none.
+            RouteKind::Unreachable if lookup.target().is_ipv6() => CauseCode::NoRoute,
+            RouteKind::Blackhole | RouteKind::Unreachable | RouteKind::Prohibit => {
+                CauseCode::BlackholeRoute
+            }
+            _ => return,
+        };
+        diagnosis.phrase = format!("because there is no route to {}", lookup.target());
     }
 
     fn by_route(&self, lookup: &Lookup, diagnosis: &mut Diagnosis) {
@@ -185,6 +211,9 @@ impl<'a> Dead<'a> {
     /// Whether a packet that met such a route dies like this (`ip_error()` in net/ipv4/route.c, `ip6_pkt_drop()` in
     /// net/ipv6/route.c).
     fn fits(&self, found: RouteKind) -> bool {
+        if Trace(self.death).is_unrouted_for_no_reason() {
+            return found == RouteKind::None || found.rejects();
+        }
         let ipv6 = routed(self.sighting).1.is_ipv6();
         let no_route = matches!(
             self.death.reason.as_deref(),

@@ -49,6 +49,9 @@ pub(super) fn of(sighting: &Sighting, devices: &Devices) -> Option<Question> {
     let ipv6 = routed(sighting).1.is_ipv6();
     let about = match diagnosis::code_of_death(sighting, death, devices) {
         CauseCode::NoRoute | CauseCode::BlackholeRoute => About::Route(lookup(sighting, death)),
+        CauseCode::Unknown if Trace(death).is_unrouted_for_no_reason() => {
+            About::Route(lookup(sighting, death))
+        }
         CauseCode::RpFilter => About::ReversePath(Lookup {
             way: Way::Reverse,
             ..lookup(sighting, death)

@@ -26,6 +26,7 @@ pub(super) fn refused<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<
         .iter()
         .flat_map(|request| request.sightings().iter().copied())
         .filter_map(|sighting| Some((sighting, scene.diagnose(sighting)?)))
+        .map(|(sighting, diagnosis)| (sighting, without_listener(sighting, diagnosis, answer)))
         .min_by_key(|(sighting, _)| sighting.time_ns.abs_diff(answer.time_ns));
     let is_elsewhere = killer.is_none();
     let (cause, at) = match killer {
@@ -81,6 +82,27 @@ pub(super) fn refused<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<
         cause: Some(cause),
         ..finding
     })
+}
+
+/// Before Linux 5.17 nothing but the answer says why the transport layer freed a request: `tcp_v4_rcv` and
+/// `__udp4_lib_rcv`, and their IPv6 twins, answer a packet for which they find no socket and free it there.
+fn without_listener(dead: &Sighting, diagnosis: Diagnosis, answer: &Sighting) -> Diagnosis {
+    let Point::Drop(death) = &dead.point else {
+        return diagnosis;
+    };
+    let finds_sockets = match answer.icmp {
+        None => ["tcp_v4_rcv", "tcp_v6_rcv"],
+        Some(icmp) if icmp.is_port_unreachable() => ["__udp4_lib_rcv", "__udp6_lib_rcv"],
+        Some(_) => return diagnosis,
+    };
+    if death.reason.is_some() || !finds_sockets.contains(&death.location.plain_name()) {
+        return diagnosis;
+    }
+    Diagnosis {
+        code: CauseCode::NoListener,
+        phrase: format!("because no socket takes {}", dead.tuple.dst),
+        ..diagnosis
+    }
 }
 
 /// What to run where the answer was made.

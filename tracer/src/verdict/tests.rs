@@ -6,6 +6,7 @@ mod data;
 mod datagrams;
 mod egress;
 mod explain;
+mod reasonless;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 

@@ -14,20 +14,18 @@ fn unroutable(reason: &str, function: &str) -> Story {
 }
 
 fn unroutable_by(reason: &str, functions: &[&str]) -> Story {
+    unroutable_so(killed(reason, functions).as_ref())
+}
+
+pub(super) fn unroutable_so(death: Option<&Death>) -> Story {
     let mut story = Story::whole();
     for at_ms in [0, 1_000] {
-        story.see(
-            at_ms,
-            true,
-            syn(at_ms),
-            &THERE[..4],
-            killed(reason, functions),
-        );
+        story.see(at_ms, true, syn(at_ms), &THERE[..4], death.cloned());
     }
     story
 }
 
-fn route(found: RouteKind, asked_ms: u64) -> Route {
+pub(super) fn route(found: RouteKind, asked_ms: u64) -> Route {
     Route {
         netns: NODE_B,
         asked_ns: asked_ms * MS,
@@ -61,7 +59,7 @@ impl Story {
         self
     }
 
-    fn found(self, route: Route) -> Self {
+    pub(super) fn found(self, route: Route) -> Self {
         self.answer(Fact::Route(Box::new(route)))
     }
 
