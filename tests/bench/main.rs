@@ -7,6 +7,7 @@
 //!
 //! The table goes to standard output, progress to standard error.
 
+mod audit;
 mod comparison;
 mod events;
 mod memory;
@@ -64,6 +65,7 @@ const GROUPS: &[(&str, Measure)] = &[
     ("events", events::measure),
     ("memory", memory::measure),
     ("verdict", verdict::measure),
+    ("audit", audit::measure),
 ];
 
 fn main() -> Result<()> {

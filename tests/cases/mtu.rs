@@ -537,3 +537,68 @@ fn the_report_is_what_its_schema_says() -> Result<()> {
         Ok(())
     })?
 }
+
+#[test]
+fn the_demo_audits_the_ratchet_and_traces_the_reply_that_dies_of_it() -> Result<()> {
+    let run = Run::of(&["demo", "mtu"])?;
+    ensure!(run.code() == Some(0), "{run}");
+    for word in [
+        "1460 → 1380 → 1300 → 1220 → 1140 is a staircase",
+        "eth0 (netns pod-0) sends up to 1460 bytes",
+        "lxc0 (netns node) takes 1220",
+        "proven",
+        "MTU",
+    ] {
+        ensure!(
+            run.stdout.contains(word),
+            "nothing about {word}: {}",
+            run.stdout
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn a_probe_finds_what_passes_in_each_direction() -> Result<()> {
+    sandbox::run(|| {
+        let (node, _fabric) = node(1460)?;
+        let pod = pod(&node, 2, 1460, 1380)?;
+        ensure!(arrives(&node, &pod, IpAddr::from([10, 4, 0, 2]), 100)?);
+        let probe = |from: &Netns, target: &str| -> Result<Value> {
+            let arguments = [
+                "mtu",
+                "--netns",
+                from.name(),
+                "--probe",
+                target,
+                "--format",
+                "json",
+            ];
+            let run = Run::of(&arguments)?;
+            let report: Value =
+                serde_json::from_str(&run.stdout).with_context(|| run.to_string())?;
+            Ok(report["probe"].clone())
+        };
+        let sizes = |probe: &Value| {
+            ["largest_answered", "largest_there", "largest_back"].map(|name| probe[name].as_u64())
+        };
+        // The node sends 1380 at most, and takes 1384.
+        let down = probe(&node, "10.4.0.2")?;
+        assert_eq!(sizes(&down), [Some(1380), Some(1380), Some(1384)], "{down}");
+        let up = probe(&pod, "10.4.0.1")?;
+        assert_eq!(sizes(&up), [Some(1384), Some(1384), Some(1380)], "{up}");
+        let nobody = probe(&node, "10.4.0.2")?;
+        ensure!(nobody["packets"].as_u64() < Some(120), "{nobody}");
+        node.ip("addr add fd04::1/64 dev lxc2 nodad").or_else(|_| {
+            node.sysctl("net/ipv6/conf/lxc2/disable_ipv6", "0")?;
+            node.ip("addr add fd04::1/64 dev lxc2 nodad")
+        })?;
+        pod.sysctl("net/ipv6/conf/eth0/disable_ipv6", "0")?;
+        pod.ip("addr add fd04::2/64 dev eth0 nodad")?;
+        let six = probe(&node, "fd04::2")?;
+        assert_eq!(sizes(&six), [Some(1380), Some(1380), Some(1384)], "{six}");
+        let text = Run::of(&["mtu", "--netns", "node", "--probe", "10.4.0.77"])?;
+        ensure!(text.stdout.contains("no echo of any size"), "{text}");
+        Ok(())
+    })?
+}

@@ -1,5 +1,6 @@
 //! What the user typed. What it means is [`config`](crate::config)'s business.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -224,6 +225,7 @@ pub struct ReportArgs {
 Examples:
   sudo tracer mtu
   sudo tracer mtu --netns web --netns 4242
+  sudo tracer mtu --netns web --probe 10.244.190.4
   sudo tracer mtu --format json | jq -r '.findings[] | .mend[]'
 
 Exit codes: 0 nothing is wrong, 1 error, 2 usage, 12 something is.")]
@@ -231,6 +233,11 @@ pub struct MtuArgs {
     /// Look at this network namespace: a name, a process id, a path, or all; may be repeated [default: all]
     #[arg(long, value_name = "all|NAME|PID|PATH")]
     pub netns: Vec<String>,
+
+    /// Find out by packets of bisected sizes what really passes on the way to this address, from the namespace of --netns if
+    /// that is one, else from our own
+    #[arg(long, value_name = "ADDR")]
+    pub probe: Option<IpAddr>,
 
     /// How to write the report
     #[arg(long, value_enum, default_value_t)]
@@ -252,7 +259,8 @@ pub enum MtuFormat {
 #[command(after_help = "\
 Examples:
   sudo tracer demo
-  sudo tracer demo healthy")]
+  sudo tracer demo healthy
+  sudo tracer demo mtu")]
 pub struct DemoArgs {
     /// What is wrong with the network
     #[arg(value_enum, default_value_t)]
@@ -267,6 +275,8 @@ pub enum Scenario {
     LostSynack,
     /// Nothing
     Healthy,
+    /// A node's agent has lowered its MTU with each restart, and older pods have kept theirs
+    Mtu,
 }
 
 /// A format that has a schema.

@@ -11,6 +11,7 @@ pub mod config;
 pub mod decode;
 pub mod demo;
 pub mod devices;
+pub mod echo;
 pub mod escape;
 pub mod event;
 pub mod exit;

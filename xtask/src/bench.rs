@@ -13,7 +13,7 @@ pub struct Arguments {
     #[arg(long)]
     quick: bool,
 
-    /// Only one group of rows: per_packet, throughput, round_trip, readiness, events, memory or verdict
+    /// Only one group of rows: per_packet, throughput, round_trip, readiness, events, memory, verdict or audit
     #[arg(long, value_name = "GROUP")]
     only: Option<String>,
 }

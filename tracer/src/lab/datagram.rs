@@ -14,6 +14,7 @@ use nix::sys::socket::{
 use nix::sys::time::{TimeVal, TimeValLike as _};
 
 use super::{LabError, Netns};
+use crate::echo;
 
 /// How often a waiting server looks whether it is to end.
 const POLL: Duration = Duration::from_millis(20);
@@ -96,29 +97,22 @@ pub fn ping(
     patience: Duration,
 ) -> Result<bool, LabError> {
     netns
-        .run(|| echo(remote, id, seq, patience))?
+        .run(|| echo_once(remote, id, seq, patience))?
         .map_err(LabError::system(format!(
             "pinging {remote} from netns {}",
             netns.name()
         )))
 }
 
-fn echo(remote: IpAddr, id: u16, seq: u16, patience: Duration) -> io::Result<bool> {
-    let (family, protocol, request, reply) = match remote {
-        IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp, 8, 0),
-        IpAddr::V6(_) => (AddressFamily::Inet6, SockProtocol::IcmpV6, 128, 129),
+fn echo_once(remote: IpAddr, id: u16, seq: u16, patience: Duration) -> io::Result<bool> {
+    let (family, protocol) = match remote {
+        IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp),
+        IpAddr::V6(_) => (AddressFamily::Inet6, SockProtocol::IcmpV6),
     };
     let socket: OwnedFd = socket::socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
     let wait = TimeVal::milliseconds(20);
     socket::setsockopt(&socket, socket::sockopt::ReceiveTimeout, &wait)?;
-    let [id_high, id_low] = id.to_be_bytes();
-    let [seq_high, seq_low] = seq.to_be_bytes();
-    let mut message = [0; 64];
-    message[0] = request;
-    message[4..8].copy_from_slice(&[id_high, id_low, seq_high, seq_low]);
-    // For ICMPv6 the kernel overwrites it with the right one.
-    let sum = checksum(&message);
-    message[2..4].copy_from_slice(&sum.to_be_bytes());
+    let message = echo::request(remote.is_ipv6(), id, seq, 56);
     let address = SockaddrStorage::from(SocketAddr::new(remote, 0));
     socket::sendto(socket.as_raw_fd(), &message, &address, MsgFlags::empty())?;
 
@@ -128,26 +122,9 @@ fn echo(remote: IpAddr, id: u16, seq: u16, patience: Duration) -> io::Result<boo
         let Ok(len) = socket::recv(socket.as_raw_fd(), &mut bytes, MsgFlags::empty()) else {
             continue;
         };
-        // A raw IPv4 socket gets the IP header as well.
-        let header_len = match remote {
-            IpAddr::V4(_) => usize::from(bytes[0] & 15) * 4,
-            IpAddr::V6(_) => 0,
-        };
-        let answer = bytes.get(header_len..len).unwrap_or_default();
-        if answer.first() == Some(&reply) && answer.get(4..8) == Some(&message[4..8]) {
+        if echo::is_reply(remote.is_ipv6(), &bytes[..len], id, seq) {
             return Ok(true);
         }
     }
     Ok(false)
-}
-
-/// RFC 1071.
-fn checksum(message: &[u8]) -> u16 {
-    let words = message.chunks(2).map(|pair| {
-        let [high, low] = [pair[0], pair.get(1).copied().unwrap_or(0)];
-        u32::from(u16::from_be_bytes([high, low]))
-    });
-    let sum: u32 = words.sum();
-    let folded = (sum & 0xffff) + (sum >> 16);
-    !u16::try_from((folded & 0xffff) + (folded >> 16)).unwrap_or(u16::MAX)
 }

@@ -21,6 +21,7 @@
 mod command;
 mod datagram;
 mod netns;
+mod ratchet;
 pub mod sandbox;
 mod topology;
 mod traffic;
@@ -31,6 +32,7 @@ use std::process::ExitStatus;
 pub use command::mortal;
 pub use datagram::{UdpServer, answer_dns, dns_query, ping, udp_socket};
 pub use netns::Netns;
+pub use ratchet::Ratchet;
 pub use topology::{Family, Plan, Topology, VNI};
 pub use traffic::{Attempt, Outcome, Server, connect, connect_from, listen};
 

@@ -1,6 +1,6 @@
 //! `tracer mtu`: the audit of every device's MTU, in every namespace, before any packet is lost.
 //!
-//! `topology/audit.rs` reads, by netlink and without any traffic; [`model`] is what was read; `paths` and `findings` judge,
+//! `topology/audit.rs` reads, by netlink and without any traffic (only `probe` sends, and only to whom the user names); [`model`] is what was read; `paths` and `findings` judge,
 //! without I/O and without a clock; [`report`] and `text` tell. Nothing is watched, and nothing is changed.
 
 mod codes;
@@ -8,6 +8,7 @@ mod findings;
 pub mod model;
 mod overhead;
 mod paths;
+mod probe;
 pub mod report;
 mod text;
 
@@ -15,6 +16,7 @@ mod text;
 mod tests;
 
 use std::io::{self, BufWriter, Write};
+use std::net::IpAddr;
 
 use anyhow::{Context as _, Result};
 
@@ -23,6 +25,7 @@ use crate::clock;
 use crate::exit;
 use crate::host::Host;
 use crate::privilege;
+use crate::record::View;
 use crate::report::{Node, Style, Time, Tracer, write_json};
 use crate::topology::Topology;
 
@@ -30,7 +33,7 @@ pub use report::{MTU_SCHEMA, MtuReport};
 
 /// Audits, and prints the report. The exit code says whether anything was found.
 pub fn run(args: &MtuArgs, command: Vec<String>) -> Result<u8> {
-    let report = audit(&args.netns, command)?;
+    let report = audit(&args.netns, args.probe, command)?;
     print(&report, args.format)?;
     Ok(if report.findings.is_empty() {
         exit::OK
@@ -39,8 +42,9 @@ pub fn run(args: &MtuArgs, command: Vec<String>) -> Result<u8> {
     })
 }
 
-/// Looks at the namespaces named, or at all.
-pub fn audit(names: &[String], command: Vec<String>) -> Result<MtuReport> {
+/// Looks at the namespaces named, or at all. An address to be probed is probed from the namespace if one is named, else from
+/// our own.
+fn audit(names: &[String], target: Option<IpAddr>, command: Vec<String>) -> Result<MtuReport> {
     privilege::check()?;
     let host = Host::read()?;
     let mut topology = Topology::open()?;
@@ -59,13 +63,24 @@ pub fn audit(names: &[String], command: Vec<String>) -> Result<MtuReport> {
         kernel: host.kernel,
         arch: host.arch,
     };
+    let from = match &view {
+        View::Netns { netns } if netns.len() == 1 => netns[0],
+        _ => topology.own(),
+    };
+    let probe = match target {
+        // The other end may be in a namespace that is not looked at.
+        Some(target) => {
+            let whole = topology.audit(&View::Kernel);
+            let probed = probe::probe(&topology, &whole, from, target);
+            Some(probed.with_context(|| format!("probing {target}"))?)
+        }
+        None => None,
+    };
     let now = clock::read().context("reading the clock")?;
-    Ok(report::build(
-        &network,
-        tracer,
-        node,
-        Time::from_unix_ns(now.realtime_ns),
-    ))
+    let time = Time::from_unix_ns(now.realtime_ns);
+    let mut report = report::build(&network, tracer, node, time);
+    report.probe = probe;
+    Ok(report)
 }
 
 /// Writes to standard output; a reader that went away is no error.

@@ -33,6 +33,8 @@ pub struct MtuReport {
     pub paths: Vec<Path>,
     /// The namespaces and their devices.
     pub namespaces: Vec<Namespace>,
+    /// What really passes on the way to the address of `--probe`; `null` without it.
+    pub probe: Option<Probe>,
     /// What could not be read.
     pub blind_spots: Vec<BlindSpot>,
     /// The findings counted.
@@ -246,6 +248,28 @@ pub struct Learned {
     pub expires_s: Option<u32>,
 }
 
+/// What really passes on the way to an address.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Probe {
+    /// The address.
+    pub target: IpAddr,
+    /// The inode number of the namespace from which it was probed.
+    pub netns: u32,
+    /// Its name, where it has one.
+    pub netns_name: Option<String>,
+    /// The largest IP packet of an echo request that was answered; `null` where none was. The way there has taken it whole; the
+    /// answer may have come in fragments.
+    pub largest_answered: Option<u32>,
+    /// Whether the address is in another namespace of this node, so that both ways could be probed.
+    pub target_is_local: bool,
+    /// The largest IP packet of a datagram that came there.
+    pub largest_there: Option<u32>,
+    /// The largest that came back.
+    pub largest_back: Option<u32>,
+    /// How many packets were sent for it.
+    pub packets: u32,
+}
+
 /// The findings counted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Summary {
@@ -272,11 +296,20 @@ pub fn build(network: &Network, tracer: Tracer, node: Node, time: Time) -> MtuRe
         .iter()
         .filter(|finding| finding.severity == Severity::Error)
         .count() as u64;
-    let namespaces: Vec<Namespace> = network
+    let mut namespaces: Vec<Namespace> = network
         .namespaces
         .keys()
         .map(|id| namespace(network, *id))
         .collect();
+    // An inode number says nothing to a reader; those without a name come last.
+    let by_name = |name: &Option<String>| (name.is_none(), name.clone());
+    namespaces.sort_by_key(|netns| by_name(&netns.netns_name));
+    let mut paths: Vec<Path> = walked
+        .paths
+        .iter()
+        .map(|walked| path(network, walked))
+        .collect();
+    paths.sort_by_key(|path| by_name(&path.netns_name));
     let summary = Summary {
         findings: findings.len() as u64,
         errors,
@@ -290,12 +323,9 @@ pub fn build(network: &Network, tracer: Tracer, node: Node, time: Time) -> MtuRe
         node,
         time,
         findings,
-        paths: walked
-            .paths
-            .iter()
-            .map(|walked| path(network, walked))
-            .collect(),
+        paths,
         namespaces,
+        probe: None,
         blind_spots: network
             .blind_spots
             .iter()

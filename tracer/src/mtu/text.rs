@@ -6,7 +6,7 @@ use std::io::{self, Write};
 
 use anstyle::{AnsiColor, Style as Paint};
 
-use super::report::{Fate, Finding, MtuReport, Path, Severity, Step, Via};
+use super::report::{Fate, Finding, MtuReport, Path, Probe, Severity, Step, Via};
 use crate::escape::escape;
 use crate::report::{Style, fill};
 
@@ -42,6 +42,9 @@ pub(super) fn write(report: &MtuReport, style: Style, output: &mut dyn Write) ->
         page.path(&names, path)?;
     }
     page.learned(report)?;
+    if let Some(probe) = &report.probe {
+        page.probe(probe)?;
+    }
     page.summary(report)
 }
 
@@ -203,6 +206,35 @@ impl Page<'_> {
                     all.len() - LEARNED
                 ),
             )?;
+        }
+        self.end_line()
+    }
+
+    fn probe(&mut self, probe: &Probe) -> io::Result<()> {
+        let from = match &probe.netns_name {
+            Some(name) => escape(name),
+            None => probe.netns.to_string(),
+        };
+        let title = format!(
+            "probed {} from netns {from}, with {}",
+            probe.target,
+            count(probe.packets.into(), "packet")
+        );
+        self.paint(&title, PLAIN.bold())?;
+        self.end_line()?;
+        let told = |size: Option<u32>, none: &str| {
+            size.map_or_else(|| none.to_owned(), |size| format!("{size} bytes"))
+        };
+        self.row(
+            "answered",
+            &told(probe.largest_answered, "no echo of any size"),
+        )?;
+        if probe.target_is_local {
+            self.row(
+                "there",
+                &told(probe.largest_there, "no datagram of any size"),
+            )?;
+            self.row("back", &told(probe.largest_back, "no datagram of any size"))?;
         }
         self.end_line()
     }

@@ -62,6 +62,14 @@ impl Topology {
         network
     }
 
+    /// Runs something inside a namespace, on a thread of its own; sockets that it makes stay there.
+    pub fn inside<R: Send>(&self, netns: NetnsId, work: impl Fn() -> R + Sync) -> Result<R, Errno> {
+        let opened = self.namespaces.iter().find(|opened| opened.id == netns);
+        let handles: Vec<_> = opened.map(|opened| &opened.handle).into_iter().collect();
+        let done = netns::in_each(&handles, |handle| handle.as_fd(), |_| work());
+        done.into_iter().next().unwrap_or(Err(Errno::ENOENT))
+    }
+
     fn audited_devices(&self, view: &View) -> BTreeMap<DeviceId, Device> {
         let mut devices = BTreeMap::new();
         for device in self.table.devices() {

@@ -47,7 +47,9 @@ fn lost(network: &Network, sent: u32, takes: u32, cables: &[Cable<'_>]) -> Optio
     let affected = above(passes, sent)?;
     let names = |end: fn(&Cable<'_>) -> DeviceId| {
         let names = cables.iter().map(|cable| network.name(end(cable)));
-        some_of(names.collect(), NAMED)
+        let mut names: Vec<String> = names.collect();
+        names.sort();
+        some_of(names, NAMED)
     };
     let (from, to) = (names(|cable| cable.0.id), names(|cable| cable.1.id));
     let plural = if cables.len() == 1 { "s" } else { "" };

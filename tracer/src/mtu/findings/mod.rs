@@ -7,6 +7,7 @@ mod pods;
 mod routes;
 mod tunnels;
 
+use std::cmp::Reverse;
 use std::ops::RangeInclusive;
 
 use crate::event::{DeviceId, NetnsId};
@@ -49,7 +50,11 @@ pub(super) fn find(network: &Network, paths: &Paths) -> Vec<Finding> {
     findings.extend(routes::find(network, paths));
     findings.extend(pods::find(network, paths));
     findings.sort_by(|one, other| {
-        let key = |finding: &Finding| (finding.severity(), finding.code, finding.devices.clone());
+        let key = |finding: &Finding| {
+            let largest = finding.affected.as_ref().map(|sizes| *sizes.end());
+            let kind = (finding.severity(), finding.code);
+            (kind, Reverse(largest), finding.summary.clone())
+        };
         key(one).cmp(&key(other))
     });
     findings

@@ -1,5 +1,6 @@
 //! What a node's pods and its tunnels tell about its past: pods that are older than its MTU, and the ratchet.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Finding, FindingCode, above, some_of};
@@ -46,7 +47,7 @@ fn older(
         .values()
         .flat_map(|narrow| narrow.senders.keys().copied())
         .collect();
-    let old: Vec<&Device> = pods
+    let mut old: Vec<&Device> = pods
         .iter()
         .filter(|(near, pod)| {
             let sent = network.sends(pod);
@@ -55,6 +56,12 @@ fn older(
         })
         .map(|(_, pod)| *pod)
         .collect();
+    old.sort_by_key(|pod| {
+        (
+            Reverse(network.sends(pod)),
+            network.netns_name(pod.id.netns),
+        )
+    });
     let largest = old.iter().map(|pod| network.sends(pod)).max()?;
     let sent: BTreeSet<u32> = old.iter().map(|pod| network.sends(pod)).collect();
     let generations: Vec<String> = sent.iter().rev().map(u32::to_string).collect();

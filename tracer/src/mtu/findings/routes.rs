@@ -137,7 +137,8 @@ fn unclamped(network: &Network, device: &Device, narrow: &Narrow) -> Option<Find
     };
     let sent = *narrow.senders.values().max()?;
     let affected = above(narrow.limit, sent)?;
-    let senders: Vec<String> = narrow.senders.keys().map(|id| network.name(*id)).collect();
+    let mut senders: Vec<String> = narrow.senders.keys().map(|id| network.name(*id)).collect();
+    senders.sort();
     let mut notes = vec![format!(
         "TCP would heal by a rule that clamps its MSS; UDP only by senders that send less: `mtu {}` at their routes or \
          devices",
