@@ -17,6 +17,7 @@ mod pairs;
 mod runner;
 mod scenario;
 pub mod socket;
+pub mod wireguard;
 
 use std::io::{self, Write as _};
 use std::os::linux::net::SocketAddrExt as _;

@@ -70,6 +70,8 @@ fn package_of(program: &str) -> &'static str {
     match program {
         "nft" => "nftables",
         "tcpdump" => "tcpdump",
+        "wg" => "wireguard-tools",
+        "iptables" | "ip6tables" => "iptables",
         _ => "iproute2",
     }
 }

@@ -204,6 +204,13 @@ impl Trace<'_> {
                 "ipt_do_table",
                 "ip6t_do_table",
             ])
+            || self.is_unread_queue()
+    }
+
+    /// Whether a rule handed it to a process (NFQUEUE) that did not take it: nobody reads the queue, or it is full
+    /// (`nf_queue()` in net/netfilter/nf_queue.c).
+    fn is_unread_queue(&self) -> bool {
+        self.freed_in(&["nf_queue"])
     }
 
     /// Whether the packet was received and given its route there. A route that was looked up before may discard because
@@ -501,10 +508,17 @@ const VLAN_LEN: u32 = 4;
 fn phrase(code: CauseCode, trace: &Trace<'_>, sighting: &Sighting, devices: &Devices) -> String {
     let vni = || sighting.tunnels.last().and_then(|tunnel| tunnel.vni);
     match code {
-        CauseCode::Netfilter => match trace.netfilter_hook() {
-            Some((hook, _)) => format!("by a netfilter rule in {hook}"),
-            None => "by a netfilter rule".to_owned(),
-        },
+        CauseCode::Netfilter => {
+            let rule = match trace.netfilter_hook() {
+                Some((hook, _)) => format!("by a netfilter rule in {hook}"),
+                None => "by a netfilter rule".to_owned(),
+            };
+            if trace.is_unread_queue() {
+                format!("{rule} that hands it to a process (NFQUEUE), whose queue nobody reads, or which is full")
+            } else {
+                rule
+            }
+        }
         CauseCode::RpFilter => "by reverse path filtering (rp_filter)".to_owned(),
         CauseCode::NoListener => match sighting.tunnels.first().map(|tunnel| tunnel.udp_port) {
             Some(Some(port)) => {
@@ -639,6 +653,9 @@ pub fn next(
     // A packet in a tunnel is routed by the tunnel's addresses.
     let (from, to, _) = routed(sighting);
     Some(match code {
+        CauseCode::Netfilter if matches!(&sighting.point, Point::Drop(death) if Trace(death).is_unread_queue()) => {
+            format!("`{ns}cat /proc/net/netfilter/nfnetlink_queue` lists the queues that are read; `{ns}iptables-save` or `{ns}nft list ruleset` shows the rule")
+        }
         CauseCode::Netfilter => {
             format!("`{ns}nft list ruleset` and look for a rule that drops {src} → {dst}")
         }

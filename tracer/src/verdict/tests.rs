@@ -1746,3 +1746,25 @@ fn a_bridge_without_a_port_that_is_up_is_no_tunnel() {
         },
     );
 }
+
+#[test]
+fn two_that_open_a_connection_at_once_have_one() {
+    let mut story = Story::whole();
+    let open = |seq, at_ms| segment(TcpFlags::SYN, seq, 0, at_ms);
+    let accept = |seq, ack, at_ms| segment(TcpFlags::SYN | TcpFlags::ACK, seq, ack, at_ms);
+    story.see(0, true, open(ISN, 0), &THERE[..6], None);
+    story.see(0, false, open(SERVER_ISN, 0), &BACK, None);
+    let (there, back) = (
+        accept(ISN, SERVER_ISN + 1, 1),
+        accept(SERVER_ISN, ISN + 1, 1),
+    );
+    story.see(1, true, there, &THERE[..6], None);
+    story.see(1, false, back, &BACK, None);
+    let group = story.analysis.flows.groups().next().expect("a flow");
+    assert_eq!(flows(&group).len(), 1);
+    drop(group);
+    story.socket(2, TcpState::Established);
+    story.check(VerdictCode::Answered, Confidence::Proven, |judgement| {
+        assert!(judgement.losses.is_empty(), "{judgement:#?}");
+    });
+}

@@ -31,6 +31,9 @@ const TOOLS: &[Tool] = &[
     tool("bpftool", "bpftool", "tells whether a program is loaded"),
     tool("tcpdump", "tcpdump", "selects packets as filters do"),
     tool("setpriv", "util-linux", "runs tracer without privilege"),
+    tool("wireguard-go", "wireguard-go", "is a tunnel in a process"),
+    tool("wg", "wireguard-tools", "tells that tunnel its peers"),
+    tool("iptables", "iptables", "makes rules that nft cannot"),
 ];
 
 /// What nothing but a guest needs.

@@ -15,6 +15,8 @@ struct Attempt<'a> {
     forward: Vec<FiveTuple>,
     /// The client's initial sequence number; `None` where the SYN was not seen.
     isn: Option<u32>,
+    /// The other end's own, where both opened the connection at once.
+    crossing: Option<u32>,
     /// How much data its SYN carries (TCP Fast Open).
     syn_len: u32,
     start_ns: u64,
@@ -36,6 +38,7 @@ impl<'a> Attempt<'a> {
         Self {
             forward: vec![first],
             isn,
+            crossing: None,
             syn_len: 0,
             start_ns,
             syns: Vec::new(),
@@ -94,7 +97,10 @@ impl<'a> Attempt<'a> {
             }
             return;
         }
-        if segment.is_syn_ack() {
+        if segment.is_syn_ack() && from_client && self.crossing.is_some() {
+            // It answers the other's SYN, and says nothing of whether this end's was answered.
+            self.data.push(sighting);
+        } else if segment.is_syn_ack() {
             self.syn_acks.push(sighting);
         } else if segment.is_reset() {
             let answers_syn =
@@ -118,6 +124,14 @@ impl<'a> Attempt<'a> {
     fn is_after_syn(&self, number: u32) -> bool {
         self.isn
             .is_some_and(|isn| number.wrapping_sub(isn.wrapping_add(1)) <= self.syn_len)
+    }
+
+    /// Whether a SYN-ACK of this end answers the SYN of the other, which crossed this one's.
+    fn answers_crossing(&self, sighting: &Sighting) -> bool {
+        let segment = sighting.segment();
+        segment.is_syn_ack()
+            && self.forward.contains(&sighting.tuple)
+            && self.crossing == Some(segment.ack.wrapping_sub(1))
     }
 
     /// How far a segment is from the SYN, in bytes that the client sent; `None` where that cannot be told.
@@ -187,6 +201,7 @@ pub(super) fn attempts<'a>(group: &FlowGroup<'a>) -> Vec<Flow<'a>> {
     for attempt in &mut attempts {
         group.spread(&mut attempt.forward);
     }
+    join_crossing(&mut attempts, &sightings);
     for sighting in sightings.iter().filter(|sighting| !opens(sighting)) {
         let index = attempt_of(sighting, &attempts).unwrap_or_else(|| {
             let first = guess_forward(sighting.tuple, &sightings);
@@ -210,6 +225,33 @@ pub(super) fn attempts<'a>(group: &FlowGroup<'a>) -> Vec<Flow<'a>> {
         .into_iter()
         .map(|attempt| attempt.finish(group))
         .collect()
+}
+
+/// Makes one attempt of two whose SYNs crossed (RFC 9293, 3.5): a SYN-ACK acknowledges the one with the number of the other.
+/// The one that was seen first stays, and the other's SYNs are something that its server sent.
+fn join_crossing(attempts: &mut Vec<Attempt<'_>>, sightings: &[&Sighting]) {
+    let is_syn_ack = |seen: &&&Sighting| seen.segment().is_syn_ack() && seen.icmp.is_none();
+    for syn_ack in sightings.iter().filter(is_syn_ack) {
+        let (segment, tuple) = (syn_ack.segment(), syn_ack.tuple);
+        let of = |isn: u32, tuple: FiveTuple| {
+            attempts
+                .iter()
+                .position(|attempt| attempt.isn == Some(isn) && attempt.forward.contains(&tuple))
+        };
+        let answered = of(segment.ack.wrapping_sub(1), tuple.reversed());
+        let (Some(one), Some(other)) = (answered, of(segment.seq, tuple)) else {
+            continue;
+        };
+        let (stays, goes) = if attempts[one].start_ns <= attempts[other].start_ns {
+            (one, other)
+        } else {
+            (other, one)
+        };
+        let crossing = std::mem::take(&mut attempts[goes].syns);
+        attempts[stays].crossing = attempts[goes].isn;
+        attempts[stays].data.extend(crossing);
+        attempts.remove(goes);
+    }
 }
 
 /// A connecting socket enters `SYN_SENT` just before its SYN is seen: at most this long.
@@ -236,10 +278,9 @@ fn attempt_of(sighting: &Sighting, attempts: &[Attempt<'_>]) -> Option<usize> {
     };
     // A SYN-ACK that acknowledges no SYN of ours answers one that was not seen.
     let unseen = |attempt: &Attempt<'_>| attempt.knows(sighting.tuple) && attempt.isn.is_none();
-    if let Some(index) = attempts
-        .iter()
-        .rposition(|attempt| answers(attempt) || quotes(attempt))
-    {
+    if let Some(index) = attempts.iter().rposition(|attempt| {
+        answers(attempt) || quotes(attempt) || attempt.answers_crossing(sighting)
+    }) {
         return Some(index);
     }
     if segment.is_syn_ack() {

@@ -35,6 +35,7 @@ pub(super) fn nothing_matched(report: &Report) -> Section {
     }
     reasons.push("the moment: nobody tried in this window (try --for 2m, or --for 0 until Ctrl-C)");
     reasons.push("the node: the traffic does not pass this one");
+    reasons.push("the client: where its own kernel has no route (\"Network is unreachable\") it sends nothing at all");
     if !report.observer.blind_spots.is_empty() {
         reasons.push("a blind spot, listed below");
     }
