@@ -17,6 +17,9 @@ pub struct Expected {
     drop_reason: Option<&'static str>,
     function: Option<(&'static str, Release)>,
     says: Option<&'static str>,
+    next: Option<&'static str>,
+    mtu: Option<u64>,
+    icmp_fate: Option<&'static str>,
     has_losses: bool,
     request_unseen: bool,
 }
@@ -31,6 +34,9 @@ const ANYTHING: Expected = Expected {
     drop_reason: None,
     function: None,
     says: None,
+    next: None,
+    mtu: None,
+    icmp_fate: None,
     has_losses: false,
     request_unseen: false,
 };
@@ -130,6 +136,24 @@ impl Expected {
         self
     }
 
+    /// And what is to be done has these words in it.
+    pub const fn next(mut self, words: &'static str) -> Self {
+        self.next = Some(words);
+        self
+    }
+
+    /// For a packet that is larger than this.
+    pub const fn mtu(mut self, mtu: u64) -> Self {
+        self.mtu = Some(mtu);
+        self
+    }
+
+    /// With this fate of the ICMP error that tells the sender of a packet that it was too big.
+    pub const fn icmp(mut self, fate: &'static str) -> Self {
+        self.icmp_fate = Some(fate);
+        self
+    }
+
     /// And copies were lost on the way, which the report must tell.
     pub const fn with_losses(mut self) -> Self {
         self.has_losses = true;
@@ -175,6 +199,7 @@ impl Expected {
         if self.drop_reason.is_some_and(has_drop_reason) {
             want("/verdict/cause/drop_reason", self.drop_reason.as_slice());
         }
+        want("/verdict/cause/icmp_fate", self.icmp_fate.as_slice());
         if self.request_unseen {
             want("/request/kind", &["unseen"]);
         }
@@ -190,10 +215,17 @@ impl Expected {
                 ));
             }
         }
-        if let Some(words) = self.says {
-            let summary = flow.pointer("/verdict/summary").and_then(Value::as_str);
-            if !summary.is_some_and(|summary| summary.contains(words)) {
-                differences.push(format!("the summary is {summary:?}, want {words:?} in it"));
+        let mtu = flow.pointer("/verdict/cause/mtu").and_then(Value::as_u64);
+        if self.mtu.is_some() && mtu != self.mtu {
+            differences.push(format!("the MTU is {mtu:?}, want {:?}", self.mtu));
+        }
+        for (path, words) in [
+            ("/verdict/summary", self.says),
+            ("/verdict/next", self.next),
+        ] {
+            let found = flow.pointer(path).and_then(Value::as_str).unwrap_or("null");
+            if words.is_some_and(|words| !found.contains(words)) {
+                differences.push(format!("{path} is {found:?}, want {words:?} in it"));
             }
         }
         let losses = flow.pointer("/losses").and_then(Value::as_array);

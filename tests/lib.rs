@@ -35,7 +35,7 @@ pub use expect::{
 pub use observers::{Disturbed, Observers, Reports, differences};
 pub use pairs::{Fault, Held, Pair, side_by_side};
 pub use runner::{Run, Tracer, binary, within};
-pub use scenario::{Ends, Scenario, exchange};
+pub use scenario::{Ends, Scenario, echo, exchange};
 
 /// How often a test is run whose tracers were disturbed.
 const RUNS_MAX: u32 = 3;

@@ -6,7 +6,7 @@ use std::{env, process};
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
-use tracer::lab::Topology;
+use tracer::lab::{Family, Topology};
 
 use crate::expect::{Expected, Views};
 use crate::runner::{Run, Tracer};
@@ -37,7 +37,7 @@ impl Observers {
     /// Starts them and waits until all are attached.
     pub fn start(lab: &Topology) -> Result<Self> {
         let start = |view: &str, narrowed: &[&str]| {
-            let capture = capture_path(view);
+            let capture = capture_path(view, lab.plan.family());
             let mut arguments = vec!["trace", "--format", "json", "--for", AT_MOST];
             if let Some(path) = &capture {
                 arguments.extend(["--capture", path]);
@@ -72,7 +72,7 @@ impl Observers {
 
 /// Where this test's view is recorded, if `TRACER_LAB_CAPTURES` names a directory: to be read with `tracer report`, or
 /// kept as a fixture of the golden reports.
-fn capture_path(view: &str) -> Option<String> {
+fn capture_path(view: &str, family: Family) -> Option<String> {
     let directory = env::var("TRACER_LAB_CAPTURES").ok()?;
     // The test runner names the test as the first argument that is no option.
     let test = env::args()
@@ -80,7 +80,11 @@ fn capture_path(view: &str) -> Option<String> {
         .find(|argument| !argument.starts_with('-'));
     let test = test.unwrap_or_else(|| process::id().to_string());
     let test = test.rsplit("::").next().unwrap_or(&test);
-    Some(format!("{directory}/{test}-{view}.jsonl"))
+    let version = match family {
+        Family::V4 => "",
+        Family::V6 => "-v6",
+    };
+    Some(format!("{directory}/{test}{version}-{view}.jsonl"))
 }
 
 impl Reports {

@@ -2,16 +2,17 @@
 //! broken for itself while one trace watches all.
 
 use std::any::Any;
-use std::net::{IpAddr, SocketAddr};
+use std::io::Read as _;
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use tracer::lab::{Family, Outcome, Server, Topology, connect_from};
 
 use crate::expect::{Views, answered};
 use crate::observers::Observers;
-use crate::scenario::{Ends, echoes};
+use crate::scenario::{Ends, echo, echoes};
 use crate::with_lab;
 
 /// The client sends its SYN every second (`net.ipv4.tcp_syn_linear_timeouts`), so that the fourth comes before it gives
@@ -49,7 +50,16 @@ pub struct Fault {
     ends: Ends,
     views: Views,
     also: Option<(IpAddr, Views)>,
-    talks: bool,
+    talks: Option<Talk>,
+}
+
+/// What a client does once it is connected.
+#[derive(Clone, Copy, Debug)]
+struct Talk {
+    /// So many bytes are echoed.
+    len: usize,
+    /// Whether all of them come back before the client gives up.
+    comes_back: bool,
 }
 
 impl Fault {
@@ -86,7 +96,7 @@ impl Fault {
             ends: Ends::TimedOut,
             views,
             also: None,
-            talks: false,
+            talks: None,
         }
     }
 
@@ -103,9 +113,46 @@ impl Fault {
     }
 
     /// The client is connected, and has something echoed.
-    pub fn talks(mut self) -> Self {
-        self.talks = true;
+    pub fn talks(self) -> Self {
+        self.talk(4, true)
+    }
+
+    /// As [`Fault::talks`], with so many bytes.
+    pub fn transfers(self, len: usize) -> Self {
+        self.talk(len, true)
+    }
+
+    /// The client is connected, and so many bytes do not come back.
+    pub fn stalls(self, len: usize) -> Self {
+        self.talk(len, false)
+    }
+
+    fn talk(mut self, len: usize, comes_back: bool) -> Self {
+        self.talks = Some(Talk { len, comes_back });
         self.ends(Ends::Connected)
+    }
+}
+
+impl Talk {
+    fn hold(self, stream: &TcpStream) -> Result<()> {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let came_back = echo(stream, self.len)?;
+        ensure!(
+            came_back == self.comes_back,
+            "the lab is wrong: {} bytes {}",
+            self.len,
+            if came_back {
+                "came back"
+            } else {
+                "did not come back"
+            }
+        );
+        if came_back {
+            stream.shutdown(Shutdown::Write)?;
+            let rest = (&*stream).read(&mut [0; 4])?;
+            ensure!(rest == 0, "more came back than was sent");
+        }
+        Ok(())
     }
 }
 
@@ -160,11 +207,30 @@ pub fn side_by_side(family: Family, faults: Vec<Fault>) -> Result<()> {
                 .ends
                 .check(&outcome)
                 .with_context(|| fault.name.clone())?;
-            if let (Outcome::Connected(stream), true) = (&outcome, fault.talks) {
-                echoes(stream.try_clone()?)?;
-            }
             outcomes.push(outcome);
         }
+        let talking: Vec<_> = faults
+            .iter()
+            .zip(&outcomes)
+            .filter_map(|(fault, outcome)| match outcome {
+                Outcome::Connected(stream) => Some((fault, fault.talks?, stream)),
+                _ => None,
+            })
+            .map(|(fault, talk, stream)| Ok((fault, talk, stream.try_clone()?)))
+            .collect::<Result<_>>()?;
+        let deadline = deadline.max(Instant::now() + PATIENCE);
+        thread::scope(|scope| {
+            let talks: Vec<_> = talking
+                .into_iter()
+                .map(|(fault, talk, stream)| (fault, scope.spawn(move || talk.hold(&stream))))
+                .collect();
+            for (fault, talk) in talks {
+                talk.join()
+                    .map_err(|_| anyhow!("a client panicked"))?
+                    .with_context(|| fault.name.clone())?;
+            }
+            anyhow::Ok(())
+        })?;
         thread::sleep(deadline.saturating_duration_since(Instant::now()) + SETTLE);
         let names = faults.iter().map(|fault| fault.name.as_str());
         let clients = expected.iter().skip(faults.len()).map(|(client, _)| client);

@@ -5,7 +5,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use tracer::lab::{Family, Outcome, Plan, Server, Topology, connect};
 
 use crate::expect::{Views, answered};
@@ -129,6 +129,20 @@ pub fn exchange(lab: &Topology) -> Result<SocketAddr> {
         other => bail!("the lab does not work while it is healthy: {other:?}"),
     }
     Ok(client)
+}
+
+/// Sends so many bytes and says whether all of them came back before the stream's patience ended.
+pub fn echo(stream: &TcpStream, len: usize) -> Result<bool> {
+    let (mut reader, mut writer) = (stream, stream.try_clone()?);
+    let sent = vec![7; len];
+    let written = thread::spawn(move || writer.write_all(&sent));
+    let came_back = reader.read_exact(&mut vec![0; len]).is_ok();
+    if came_back {
+        written
+            .join()
+            .map_err(|_| anyhow!("the writer panicked"))??;
+    }
+    Ok(came_back)
 }
 
 /// Has four bytes sent back, and closes.

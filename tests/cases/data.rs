@@ -1,14 +1,12 @@
 //! What an established connection carries, lost on its way.
 
-use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use tracer::lab::{Family, Outcome, Server, Topology, connect};
 use tracer_tests::faults;
-use tracer_tests::{Observers, Views, answered, inferred, proven, with_lab};
+use tracer_tests::{Observers, Views, answered, both, echo, inferred, proven, with_lab};
 
 const PATIENCE: Duration = Duration::from_millis(4500);
 
@@ -28,44 +26,20 @@ fn open(lab: &Topology) -> Result<(SocketAddr, TcpStream)> {
     }
 }
 
-/// Sends so many bytes and says whether all of them came back.
-fn echoes(stream: &mut TcpStream, len: usize) -> Result<bool> {
-    let sent = vec![7; len];
-    let mut writer = stream.try_clone()?;
-    let written = thread::spawn(move || writer.write_all(&sent));
-    let mut back = vec![0; len];
-    let came_back = stream.read_exact(&mut back).is_ok();
-    if came_back {
-        written
-            .join()
-            .map_err(|_| anyhow::anyhow!("the writer panicked"))??;
-    }
-    Ok(came_back)
-}
-
-fn both(test: fn(Family) -> Result<()>) -> Result<()> {
-    thread::scope(|scope| {
-        let v4 = scope.spawn(move || test(Family::V4));
-        test(Family::V6)?;
-        v4.join()
-            .map_err(|_| anyhow::anyhow!("the test over IPv4 panicked"))?
-    })
-}
-
 #[test]
 fn data_dropped_by_the_server_nodes_forward_chain() -> Result<()> {
     both(|family| {
         with_lab(family, |lab| {
             let _server = Server::start(&lab.pod_b, lab.plan.server(6379))?;
             let observers = Observers::start(lab)?;
-            let (healthy, mut stream) = open(lab)?;
+            let (healthy, stream) = open(lab)?;
             ensure!(
-                echoes(&mut stream, 4)?,
+                echo(&stream, 4)?,
                 "the lab does not work while it is healthy"
             );
-            let (broken, mut stream) = open(lab)?;
+            let (broken, stream) = open(lab)?;
             ensure!(
-                echoes(&mut stream, 4)?,
+                echo(&stream, 4)?,
                 "the lab does not work while it is healthy"
             );
             faults::netfilter(
@@ -73,7 +47,7 @@ fn data_dropped_by_the_server_nodes_forward_chain() -> Result<()> {
                 "forward",
                 &format!("tcp dport 6379 {DATA} drop"),
             )?;
-            ensure!(!echoes(&mut stream, 4)?, "the rule drops nothing");
+            ensure!(!echo(&stream, 4)?, "the rule drops nothing");
             let dropped = proven("data_dropped")
                 .at("node-b", &["vx0"])
                 .cause(&["netfilter"]);
@@ -97,9 +71,9 @@ fn data_that_is_lost_once_and_sent_again_is_no_fault() -> Result<()> {
     with_lab(Family::V4, |lab| {
         let _server = Server::start(&lab.pod_b, lab.plan.server(6379))?;
         let observers = Observers::start(lab)?;
-        let (client, mut stream) = open(lab)?;
+        let (client, stream) = open(lab)?;
         ensure!(
-            echoes(&mut stream, 4)?,
+            echo(&stream, 4)?,
             "the lab does not work while it is healthy"
         );
         faults::netfilter(
@@ -107,7 +81,7 @@ fn data_that_is_lost_once_and_sent_again_is_no_fault() -> Result<()> {
             "forward",
             &format!("tcp dport 6379 {DATA} limit rate 1/hour burst 1 packets drop"),
         )?;
-        ensure!(echoes(&mut stream, 4)?, "what was lost was not sent again");
+        ensure!(echo(&stream, 4)?, "what was lost was not sent again");
         let with_losses = answered().with_losses();
         observers.stop()?.check(&[(
             client,
@@ -128,15 +102,15 @@ fn replies_too_big_for_the_nodes_end_of_the_pods_veth() -> Result<()> {
             // Segments of their own, as devices without segmentation offload send them.
             lab.pod_b.ip("link set eth0 gso_max_segs 1")?;
             let observers = Observers::start(lab)?;
-            let (healthy, mut stream) = open(lab)?;
+            let (healthy, stream) = open(lab)?;
             ensure!(
-                echoes(&mut stream, 20_000)?,
+                echo(&stream, 20_000)?,
                 "the lab does not work while it is healthy"
             );
             lab.node_b.ip("link set lxcb mtu 1380")?;
-            let (broken, mut stream) = open(lab)?;
-            ensure!(echoes(&mut stream, 5)?, "small replies are lost too");
-            ensure!(!echoes(&mut stream, 20_000)?, "the MTU stops nothing");
+            let (broken, stream) = open(lab)?;
+            ensure!(echo(&stream, 5)?, "small replies are lost too");
+            ensure!(!echo(&stream, 20_000)?, "the MTU stops nothing");
             let too_big = proven("mtu_dropped").at("pod-b", &["eth0"]).cause(&["mtu"]);
             observers.stop()?.check(&[
                 (healthy, Views::all(answered())),

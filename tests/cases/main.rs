@@ -27,6 +27,7 @@ mod loss;
 mod many_flows;
 mod mid_flow;
 mod mtu;
+mod mtu_paths;
 mod nat;
 mod nat_datagrams;
 mod odd_handshakes;

@@ -197,6 +197,47 @@ pub enum Stage {
     Drop,
 }
 
+/// What became of the ICMP error that tells the sender of a packet that it was too big.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum IcmpFate {
+    /// There can be none: the packet died below IP.
+    LinkLayer,
+    /// It goes to the end of the tunnel that the packet is in, which is not its sender.
+    TunnelEnd,
+    /// Who would send it has no route to the sender.
+    NoRouteBack,
+    /// None was seen, and why is not known.
+    NotSent,
+    /// It died on its way.
+    Dropped,
+    /// It left this node.
+    LeftNode,
+    /// It did not reach the sender, and was not seen to die.
+    NotDelivered,
+    /// It reached the sender.
+    Delivered,
+    /// It reached the sender, which went on sending packets that are as large.
+    Ignored,
+    /// It reached the sender, which sent the same again in smaller packets.
+    ActedUpon,
+}
+
+impl IcmpFate {
+    /// Whether there was an error for the sender.
+    pub const fn is_sent(self) -> bool {
+        !matches!(
+            self,
+            Self::LinkLayer | Self::TunnelEnd | Self::NoRouteBack | Self::NotSent
+        )
+    }
+
+    /// Whether it reached the sender.
+    pub const fn is_delivered(self) -> bool {
+        matches!(self, Self::Delivered | Self::Ignored | Self::ActedUpon)
+    }
+}
+
 macro_rules! cause_codes {
     ($($(#[$doc:meta])+ $variant:ident = $name:literal),+ $(,)?) => {
         /// Why, so that scripts need no English.

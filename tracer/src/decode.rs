@@ -38,8 +38,9 @@ pub fn sighting(event: &Event, ports: &TunnelPorts) -> Option<Sighting> {
         skb: skb.id,
         point,
         packet_len: outer.packet_len,
+        inner_len: inner.packet_len,
         skb_len: skb.len_bytes,
-        gso: skb.gso_size > 0,
+        gso_size: skb.gso_size.into(),
         dont_fragment: outer.has(FLAG_DONT_FRAGMENT),
         mark: skb.mark,
         hop_limit: flow.ttl,
@@ -125,6 +126,8 @@ fn icmp(layer: &Layer) -> IcmpError {
         code: layer.icmp_code,
         from: layer.src_addr(),
         to: layer.dst_addr(),
+        // RFC 1191: a router of before it says 0.
+        mtu: layer.next_hop_mtu().filter(|mtu| *mtu > 0),
     }
 }
 

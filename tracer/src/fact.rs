@@ -145,6 +145,9 @@ pub struct Route {
     /// Where the route leads.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hops: Vec<NextHop>,
+    /// The route's own MTU (`ip route … mtu N`), where it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u32>,
     /// A rule looks at ports or protocols, so that the answer holds for this very tuple only.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ports_matter: bool,
@@ -233,6 +236,13 @@ pub enum About {
         lookup: Lookup,
         /// That device.
         entered: u32,
+    },
+    /// The way on of a packet that was too big for it, and the way back to its sender, to whom ICMP has to say so.
+    TooBig {
+        /// The packet.
+        onward: Lookup,
+        /// The ICMP error, whose source the kernel chooses.
+        back: Lookup,
     },
     /// Which IPv4 source addresses a device takes.
     Source {

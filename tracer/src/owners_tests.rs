@@ -57,7 +57,8 @@ fn segment(netns: NetnsId, flags: TcpFlags, time_ns: u64) -> Sighting {
         point: Point::Receive,
         packet_len: 60,
         skb_len: 60,
-        gso: false,
+        inner_len: 60,
+        gso_size: 0,
         dont_fragment: true,
         mark: 0,
         hop_limit: 64,
@@ -131,6 +132,7 @@ fn a_packet_is_of_a_socket_only_where_its_address_is() {
         code: 3,
         from: client().ip(),
         to: server().ip(),
+        mtu: None,
     });
     owners.note(&error, &devices());
     assert_eq!(owners.take(), None);

@@ -87,6 +87,8 @@ pub struct IcmpError {
     pub from: IpAddr,
     /// Whom it tells.
     pub to: IpAddr,
+    /// How many bytes the way on takes, where it says so: only an error that says "too big" does.
+    pub mtu: Option<u32>,
 }
 
 impl IcmpError {
@@ -134,6 +136,8 @@ impl IcmpError {
             (6, 1, 6) => "route rejected",
             (4, 11, 0) => "time to live exceeded",
             (6, 3, 0) => "hop limit exceeded",
+            (4, 3, 4) => "fragmentation needed",
+            (6, 2, _) => "packet too big",
             _ => "destination unreachable",
         }
     }
@@ -199,10 +203,12 @@ pub struct Sighting {
     pub point: Point,
     /// Bytes of the outermost IP packet.
     pub packet_len: u32,
+    /// Bytes of the flow's own IP packet, which tunnels do not change.
+    pub inner_len: u32,
     /// `skb->len`.
     pub skb_len: u32,
-    /// It is to be cut into segments.
-    pub gso: bool,
+    /// Bytes of payload in each of the segments that it is to be cut into, or 0.
+    pub gso_size: u32,
     /// The outermost IP packet may not be fragmented.
     pub dont_fragment: bool,
     /// `skb->mark`.
@@ -228,6 +234,37 @@ impl Sighting {
             netns: self.netns?,
             ifindex: self.ifindex?,
         })
+    }
+
+    /// Whether it is to be cut into segments (GSO), or was put together from some (GRO).
+    pub const fn is_gso(&self) -> bool {
+        self.gso_size > 0
+    }
+
+    /// Bytes of the largest IP packet that this one travels as, tunnels around it included: a device's MTU is compared with
+    /// this one, whatever the length of a packet that is still to be cut.
+    pub const fn wire_len(&self) -> u32 {
+        self.packet_len.saturating_sub(self.cut_away())
+    }
+
+    /// The same of the flow's own packet.
+    pub const fn segment_len(&self) -> u32 {
+        self.inner_len.saturating_sub(self.cut_away())
+    }
+
+    /// The payload that goes into other segments than the first.
+    const fn cut_away(&self) -> u32 {
+        let payload_len = match self.message {
+            Message::Tcp(segment) => segment.payload_len,
+            // Eight bytes are the UDP header.
+            Message::Udp(datagram) => (datagram.udp_len as u32).saturating_sub(8),
+            Message::Echo(_) => 0,
+        };
+        if self.is_gso() {
+            payload_len.saturating_sub(self.gso_size)
+        } else {
+            0
+        }
     }
 
     /// Sorts by time; what one CPU saw keeps its order.

@@ -25,7 +25,7 @@ use clap::ValueEnum;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use crate::codes::{CauseCode, Confidence, PacketKind, Stage, VerdictCode};
+pub use crate::codes::{CauseCode, Confidence, IcmpFate, PacketKind, Stage, VerdictCode};
 pub use build::{build, flow_now, has_final_fault};
 pub use flow::{
     Container, Endpoint, Exchange, Flow, Hop, HopTunnel, Leg, Loss, Outer, Process, Protocol,
@@ -36,7 +36,7 @@ pub use schema::{capture_schema, report_schema};
 pub(crate) use text::fill;
 pub use text::{Style, flow_lines};
 pub use time::Time;
-pub use verdict::{At, Cause, Evidence, Verdict};
+pub use verdict::{At, Cause, Evidence, HopSizes, Verdict};
 
 /// The schema id in every report.
 pub const REPORT_SCHEMA: &str = "tracer.report/1";

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::time::Time;
-use crate::codes::{CauseCode, Confidence, Stage, VerdictCode};
+use crate::codes::{CauseCode, Confidence, IcmpFate, Stage, VerdictCode};
 use crate::fact::RouteKind;
 
 /// The conclusion about a flow.
@@ -62,16 +62,44 @@ pub struct Cause {
     pub evidence: Vec<Evidence>,
     /// Bytes of the outermost IP packet.
     pub packet_len: Option<u32>,
-    /// Bytes that the device takes.
+    /// Bytes of the largest IP packet that the packet travels as, if it was too big: of a segment, where it is still to be
+    /// cut into some.
+    #[serde(default)]
+    pub segment_len: Option<u32>,
+    /// Bytes that the device takes; for a packet that was too big, those that the way on takes, where that is known.
     pub mtu: Option<u32>,
     /// Whether the packet was still to be cut into segments.
     pub gso: Option<bool>,
     /// Whether the IP header forbade fragments.
     pub dont_fragment: Option<bool>,
-    /// Whether an ICMP error was sent for it.
+    /// Whether an ICMP error was sent to its sender.
     pub icmp_sent: Option<bool>,
     /// Whether that ICMP error reached the sender.
     pub icmp_delivered: Option<bool>,
+    /// For a packet that was too big: which sizes came how far, device by device in the order of the way.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sizes: Vec<HopSizes>,
+    /// What became of the ICMP error, or why there was none.
+    #[serde(default)]
+    pub icmp_fate: Option<IcmpFate>,
+}
+
+/// How large the packets were that a device saw of one direction of a flow.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct HopSizes {
+    /// The inode number of the device's namespace.
+    pub netns: u32,
+    /// That namespace's name, where it has one.
+    pub netns_name: Option<String>,
+    /// The device.
+    pub device: Option<String>,
+    /// That device's index in its namespace.
+    pub ifindex: u32,
+    /// Bytes of the largest packet that came to it or left through it: the flow's own IP packet, without tunnel headers, and one
+    /// segment of what is still to be cut.
+    pub largest_seen: u32,
+    /// Bytes of the smallest that died of its size there.
+    pub smallest_died: Option<u32>,
 }
 
 /// Something that supports a cause.

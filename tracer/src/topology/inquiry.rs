@@ -145,6 +145,11 @@ impl Inquiry<'_> {
                 }
             }
             About::Egress { lookup, entered } => self.egress(lookup, entered),
+            About::TooBig { onward, back } => {
+                for lookup in [onward, back] {
+                    self.route(lookup);
+                }
+            }
             About::Source { ifindex } => {
                 for name in ["accept_local", "route_localnet", "rp_filter"] {
                     self.sysctl(false, Some(ifindex), name);
@@ -251,6 +256,7 @@ impl Inquiry<'_> {
             rule_selector: None,
             by_rule: false,
             hops: entry.hops.clone(),
+            mtu: entry.metrics.mtu,
             ports_matter: rules::look_at_ports(&rules),
             uncertain: false,
             unreached: true,
@@ -323,6 +329,7 @@ impl Inquiry<'_> {
             rule_selector: None,
             by_rule: false,
             hops: Vec::new(),
+            mtu: None,
             ports_matter: rules::look_at_ports(&rules),
             uncertain: rules::are_uncertain(&rules, &packet),
             unreached: false,
@@ -341,6 +348,7 @@ impl Inquiry<'_> {
                     None
                 };
                 route.hops = entry.hops;
+                route.mtu = entry.metrics.mtu;
             }
             Err(errno) => {
                 let (kind, decision) = self.rejected(errno, &lookup, &rules, &packet)?;

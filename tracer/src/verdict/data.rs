@@ -7,7 +7,7 @@
 use super::diagnosis::Diagnosis;
 use super::finding::Finding;
 use super::lost::next_of;
-use super::{Scene, losses, words};
+use super::{Place, Scene, large, losses, mend, words};
 use crate::codes::{CauseCode, Confidence, PacketKind, Stage, VerdictCode};
 use crate::event::Again;
 use crate::flow::copies::{End, Transmission, transmissions};
@@ -38,6 +38,8 @@ struct Stream<'a> {
     from_client: bool,
     /// The segments with data, sent again or not. A FIN that is lost harms nobody.
     sent: Vec<Transmission<'a>>,
+    /// The handshake's packet of this end, which the other end has.
+    handshake: Option<&'a Sighting>,
     /// The segments of the other end.
     back: Vec<Transmission<'a>>,
     /// When the sender's socket sent what again. Never held back, unlike `sent`.
@@ -56,8 +58,14 @@ impl<'a> Stream<'a> {
             .into_iter()
             .partition(|sighting| flow.is_from_client(sighting) == from_client);
         let carries = |sighting: &&Sighting| sighting.segment().payload_len > 0;
+        let opening = if from_client {
+            &flow.request
+        } else {
+            &flow.reply
+        };
         Self {
             from_client,
+            handshake: opening.first().map(Transmission::first),
             sent: transmissions(own.into_iter().filter(carries), false),
             back: transmissions(other, false),
             again: flow
@@ -88,7 +96,15 @@ impl<'a> Stream<'a> {
             let segment = each.first().segment();
             number.wrapping_sub(segment.seq) < segment.payload_len
         };
-        self.sent.iter().filter(covers).collect()
+        let mut copies: Vec<_> = self.sent.iter().filter(covers).collect();
+        // What was cut into segments on its way went on as those.
+        let segments: Vec<&Transmission<'a>> = copies
+            .iter()
+            .copied()
+            .filter(|each| !each.first().is_gso())
+            .collect();
+        copies.retain(|each| !segments.iter().any(|segment| is_cut_from(segment, each)));
+        copies
     }
 
     /// Bytes of which every copy died here, or whose acknowledgements did.
@@ -167,8 +183,9 @@ impl<'a> Stream<'a> {
             let netns = at.netns.filter(|_| at.point == Point::Xmit);
             netns.is_some_and(|netns| scene.devices().is_local(netns, at.tuple.src.ip()))
         };
-        let mut sent = self.sent.iter();
-        scene.watches("tcp_retransmit_skb") && sent.any(|each| begins_here(each.first()))
+        // Its data may be missing from the first packet on, the handshake never is.
+        let sent = self.sent.iter().map(Transmission::first);
+        scene.watches("tcp_retransmit_skb") && sent.chain(self.handshake).any(begins_here)
     }
 
     /// The data arrived, and every acknowledgement of it died on the way back.
@@ -212,6 +229,35 @@ impl<'a> Stream<'a> {
             // Some copies went on and others died: the furthest says where.
             End::Died(_) => ("died", Stage::Drop),
         };
+        if let Some(finding) = self.too_big_elsewhere((at, stage, fate), number, flow, scene) {
+            return Some(finding);
+        }
+        let place = Place {
+            sighting: at,
+            stage,
+        };
+        let is_dead = |copy: &&Transmission<'_>| matches!(scene.end(copy), End::Died(_));
+        if let Some(passed) = self.only_large_are_lost(&copies, number)
+            && !copies.iter().any(|copy| is_dead(&copy))
+        {
+            let summary = large::summary(
+                place,
+                self.sender(),
+                fate,
+                copies.len(),
+                tried_for_ns,
+                passed,
+                scene,
+            );
+            return Some(
+                Finding {
+                    next: Some(mend::check(flow, place, scene)),
+                    ..Finding::new(VerdictCode::LargePacketsLost, Confidence::Inferred, summary)
+                        .at(at, stage)
+                }
+                .because(large::suspicion(at, stage, passed)),
+            );
+        }
         let summary = format!(
             "stalled: {} bytes from the {}{} {fate} {}, were sent {} in {} and never acknowledged",
             at.segment().payload_len,
@@ -237,6 +283,52 @@ impl<'a> Stream<'a> {
                 ..finding
             },
         })
+    }
+
+    /// A router that is not in view, or one whose drop has no event, says by ICMP that the bytes which are stuck were too
+    /// big.
+    fn too_big_elsewhere(
+        &self,
+        (at, stage, fate): (&'a Sighting, Stage, &str),
+        number: u32,
+        flow: &Flow<'a>,
+        scene: &Scene<'_>,
+    ) -> Option<Finding<'a>> {
+        let quotes = |error: &&Sighting| {
+            let quoted = error.segment().seq;
+            self.copies_of(number)
+                .iter()
+                .any(|copy| copy.first().segment().seq == quoted)
+        };
+        let error = flow.too_big_errors(at).filter(quotes).last()?;
+        let cause = large::said_by_icmp(error, stage)?;
+        let summary = format!(
+            "too big: {} bytes from the {}{} {fate} {}, and {}",
+            at.segment().payload_len,
+            self.sender(),
+            self.position(at.segment(), flow),
+            scene.place_words(at),
+            cause.phrase
+        );
+        Some(
+            Finding::new(VerdictCode::MtuDropped, Confidence::Proven, summary)
+                .at(at, stage)
+                .because(cause),
+        )
+    }
+
+    /// How many bytes the largest packet had that was acknowledged, if all that carried these bytes were larger, and large.
+    fn only_large_are_lost(&self, copies: &[Transmission<'a>], number: u32) -> Option<u32> {
+        let len = |each: &Transmission<'_>| each.first().segment_len();
+        let is_acknowledged = |each: &&Transmission<'a>| {
+            let segment = each.first().segment();
+            !is_after(segment.seq.wrapping_add(segment.payload_len), number)
+        };
+        let smallest_lost = copies.iter().map(len).min()?;
+        let data = self.sent.iter().filter(is_acknowledged).map(len);
+        let handshake = self.handshake.map(Sighting::segment_len);
+        let passed = data.chain(handshake).max()?;
+        (smallest_lost >= large::LARGE_BYTES && smallest_lost > passed).then_some(passed)
     }
 
     /// As the sender's socket tells it, of a connection whose packets are not all kept. Whether its last try arrived is
@@ -342,6 +434,18 @@ fn death_of<'a>(
     };
     let innocent = losses::innocent_because(PacketKind::Data, at, flow).is_some();
     (!innocent && !losses::is_refused_by_tcp(at)).then_some(at)
+}
+
+/// Cutting a packet into segments takes no longer.
+const CUT_WITHIN_NS: u64 = 50_000_000;
+
+/// Whether a segment was cut from a packet (GSO), which it is of one transmission with then.
+fn is_cut_from(segment: &Transmission<'_>, whole: &Transmission<'_>) -> bool {
+    let (segment, whole) = (segment.first(), whole.first());
+    whole.is_gso()
+        && whole.order() < segment.order()
+        && whole.message.transmission() == segment.message.transmission()
+        && segment.time_ns - whole.time_ns < CUT_WITHIN_NS
 }
 
 /// Whether one sequence number comes after another.

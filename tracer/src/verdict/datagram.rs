@@ -10,8 +10,8 @@ use super::finding::{Finding, conclude, doubt, weigh};
 use super::losses::{self, Loss};
 use super::lost::{next_of, reply_lost, request_lost};
 use super::refusal::refused;
-use super::{Judgement, Scene, words};
-use crate::codes::{Confidence, PacketKind, Stage, VerdictCode};
+use super::{Judgement, Scene, large, words};
+use crate::codes::{CauseCode, Confidence, PacketKind, Stage, VerdictCode};
 use crate::flow::copies::{End, Transmission};
 use crate::flow::pairing::Flow;
 use crate::flow::{Message, Sighting};
@@ -67,6 +67,9 @@ fn unanswered<'a>(flow: &Flow<'a>, is_awaited: bool, scene: &Scene<'_>) -> Verdi
     if let Some(finding) = answer_left(flow, scene) {
         return Verdict::Final(finding);
     }
+    if let Some(finding) = too_big_elsewhere(flow, scene) {
+        return Verdict::Open(finding);
+    }
     if let Some(finding) = reply_lost(flow, scene) {
         return Verdict::Open(finding);
     }
@@ -84,6 +87,35 @@ fn unanswered<'a>(flow: &Flow<'a>, is_awaited: bool, scene: &Scene<'_>) -> Verdi
         return Verdict::Open(finding);
     }
     Verdict::Final(one_way(flow, scene))
+}
+
+/// The latest request or reply did not die here, and a router says by ICMP that it was too big.
+fn too_big_elsewhere<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<'a>> {
+    let parts = [
+        (flow.reply_kind(), &flow.reply),
+        (flow.request_kind(), &flow.request),
+    ];
+    parts.into_iter().find_map(|(kind, part)| {
+        let latest = part.last()?;
+        let at = match scene.end(latest) {
+            End::Died(_) => return None,
+            end => end.sighting(),
+        };
+        let quotes = |error: &&Sighting| error.message.content() == at.message.content();
+        let error = flow.too_big_errors(at).filter(quotes).last()?;
+        let cause = large::said_by_icmp(error, Stage::Egress)?;
+        let summary = format!(
+            "too big: the {} was last seen {}, and {}",
+            kind.name(),
+            scene.place_words(at),
+            cause.phrase
+        );
+        Some(
+            Finding::new(VerdictCode::MtuDropped, Confidence::Proven, summary)
+                .at(at, Stage::Egress)
+                .because(cause),
+        )
+    })
 }
 
 /// A reply left the view and the client did not ask again: whoever waits outside has it.
@@ -132,8 +164,12 @@ fn stream_loses<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<'a>> {
     } else {
         format!("{} of {} datagrams", dead.len(), flow.request.len())
     };
+    let (code, what) = match cause.code {
+        CauseCode::Mtu => (VerdictCode::MtuDropped, "too big: "),
+        _ => (VerdictCode::DataDropped, ""),
+    };
     let summary = format!(
-        "{how_many} dropped {} {}",
+        "{what}{how_many} dropped {} {}",
         scene.place_words(last),
         cause.phrase
     );
@@ -141,7 +177,7 @@ fn stream_loses<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Finding<'a>> {
         next: next_of(last, &cause, scene),
         // No later datagram changes that this one died.
         died_twice: true,
-        ..Finding::new(VerdictCode::DataDropped, Confidence::Proven, summary)
+        ..Finding::new(code, Confidence::Proven, summary)
             .at(last, cause.stage)
             .because(cause)
     })

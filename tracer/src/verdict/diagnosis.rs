@@ -6,6 +6,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use super::question::routed;
+use super::size;
 use crate::codes::{CauseCode, Stage};
 use crate::devices::Devices;
 use crate::event::{Death, Symbol};
@@ -139,11 +140,11 @@ impl Trace<'_> {
             .any(|function| function.starts_with(prefix))
     }
 
-    fn freed_in(&self, wanted: &[&str]) -> bool {
+    pub(super) fn freed_in(&self, wanted: &[&str]) -> bool {
         wanted.contains(&self.0.location.plain_name())
     }
 
-    fn reason(&self) -> &str {
+    pub(super) fn reason(&self) -> &str {
         self.0.reason.as_deref().unwrap_or_default()
     }
 
@@ -272,7 +273,9 @@ impl Trace<'_> {
                 | "ip6_input_finish"
                 | "ip_protocol_deliver_rcu"
                 | "ip6_protocol_deliver_rcu" => Stage::LocalIn,
-                "__neigh_event_send"
+                "ip_fragment"
+                | "ip6_fragment"
+                | "__neigh_event_send"
                 | "neigh_invalidate"
                 | "neigh_resolve_output"
                 | "neigh_timer_handler"
@@ -285,6 +288,7 @@ impl Trace<'_> {
                 | "veth_xmit"
                 | "ip_finish_output2"
                 | "ip6_finish_output2"
+                | "br_dev_queue_push_xmit"
                 | "tun_net_xmit" => Stage::Egress,
                 "ip_rcv_core"
                 | "ip_rcv_finish_core"
@@ -398,14 +402,7 @@ fn by_function(trace: &Trace<'_>, sighting: &Sighting, devices: &Devices) -> Cau
         "ndisc_error_report",
     ]) {
         CauseCode::NeighbourUnresolved
-    } else if trace.freed_in(&[
-        "__dev_forward_skb2",
-        "__dev_forward_skb",
-        "____dev_forward_skb",
-        "ip_fragment",
-        "ip6_fragment",
-    ]) && too_narrow(sighting, devices).is_some()
-    {
+    } else if size::too_big(sighting, devices).is_some() {
         CauseCode::Mtu
     } else if has_reasons && trace.freed_in(&["ip_error"])
         || trace.freed_in(&["dst_discard", "dst_discard_out"]) && trace.was_routed_just_now()
@@ -480,30 +477,6 @@ fn vni_is_unknown(sighting: &Sighting, devices: &Devices) -> bool {
             .iter()
             .any(|device| Some(device.id.netns) == sighting.netns && device.vni == vni)
 }
-
-/// The device that a packet is too big for: the one where it died, or the other end of its wire. `__dev_forward_skb`
-/// leaves four bytes of room for a VLAN tag, and lets a packet pass that is still to be cut into segments
-/// (`__is_skb_forwardable`, include/linux/netdevice.h).
-pub fn too_narrow<'d>(sighting: &Sighting, devices: &'d Devices) -> Option<&'d Device> {
-    let device = sighting.device().and_then(|id| devices.get(id))?;
-    let Point::Drop(death) = &sighting.point else {
-        return None;
-    };
-    if Trace(death).freed_in(&FORWARDS) {
-        let end = device.peer.and_then(|id| devices.get(id)).unwrap_or(device);
-        return (!sighting.gso && sighting.packet_len > end.mtu + VLAN_LEN).then_some(end);
-    }
-    (sighting.packet_len > device.mtu).then_some(device)
-}
-
-/// Hand a packet to the other end of a wire.
-const FORWARDS: [&str; 4] = [
-    "__dev_forward_skb2",
-    "__dev_forward_skb",
-    "____dev_forward_skb",
-    "veth_xmit",
-];
-const VLAN_LEN: u32 = 4;
 
 fn phrase(code: CauseCode, trace: &Trace<'_>, sighting: &Sighting, devices: &Devices) -> String {
     let vni = || sighting.tunnels.last().and_then(|tunnel| tunnel.vni);
@@ -580,13 +553,10 @@ fn phrase(code: CauseCode, trace: &Trace<'_>, sighting: &Sighting, devices: &Dev
                 _ => "own",
             }
         ),
-        CauseCode::Mtu => match too_narrow(sighting, devices) {
-            Some(device) => format!(
-                "because its {} bytes are too many for {}, whose MTU is {}",
-                sighting.packet_len, device.name, device.mtu
-            ),
-            None => format!("because its {} bytes are too many", sighting.packet_len),
-        },
+        CauseCode::Mtu => size::phrase(
+            sighting,
+            size::too_big(sighting, devices).and_then(|too_big| too_big.narrow),
+        ),
         CauseCode::SourceInvalid => {
             let source = sighting.tuple.src.ip();
             match trace.reason() {

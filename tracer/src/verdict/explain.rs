@@ -6,6 +6,7 @@
 
 use super::diagnosis::{self, Diagnosis, Evidence, Trace};
 use super::question::{self, routed};
+use super::size;
 use super::{Scene, words};
 use crate::codes::CauseCode;
 use crate::event::{Death, DeviceId, NetnsId};
@@ -48,6 +49,34 @@ impl Scene<'_> {
             question: question::of(sighting, self.devices()),
         };
         Some(dead.explain(diagnosis))
+    }
+
+    /// How many bytes the route takes that a packet was to be sent on by, as far as the kernel answered when it was asked.
+    pub(super) fn route_mtu(&self, sighting: &Sighting) -> Option<u32> {
+        let Point::Drop(death) = &sighting.point else {
+            return None;
+        };
+        let question = question::of(sighting, self.devices());
+        let Some(About::TooBig { onward, .. }) = question.map(|question| question.about) else {
+            return None;
+        };
+        let dead = Dead {
+            scene: self,
+            sighting,
+            death,
+            question,
+        };
+        let (_, route) = dead.route(&onward)?;
+        let devices = route.hops.iter().filter_map(|hop| {
+            let id = DeviceId {
+                netns: route.netns,
+                ifindex: hop.ifindex,
+            };
+            Some(self.devices().get(id)?.mtu)
+        });
+        let mtu = route.mtu.or_else(|| devices.min())?;
+        // One that the packet fits into is not what it met.
+        (sighting.wire_len() > mtu).then_some(mtu)
     }
 
     /// `eth0`, or its number where it has no name.
@@ -140,6 +169,9 @@ impl<'a> Dead<'a> {
             (_, Some(About::Forwarding { ipv6, .. })) => self.by_forwarding(ipv6, &mut diagnosis),
             (_, Some(About::Neighbour(lookup))) => self.by_neighbour(&lookup, &mut diagnosis),
             (_, Some(About::Source { .. })) => self.by_source(&mut diagnosis),
+            (CauseCode::Mtu, Some(About::TooBig { onward, .. })) => {
+                self.by_size(&onward, &mut diagnosis);
+            }
             (CauseCode::UnknownVni, _) => self.by_vni(&mut diagnosis),
             (CauseCode::WrongMac, _) => self.by_mac(&mut diagnosis),
             (CauseCode::Netfilter, _) => self.by_conntrack(&mut diagnosis),
@@ -385,6 +417,23 @@ impl<'a> Dead<'a> {
                 )
             });
         diagnosis.detail = Some(format!("{why}{}", value.unwrap_or_default()));
+    }
+
+    /// The route or the device that a packet was too big for, where the death does not tell it.
+    fn by_size(&self, onward: &Lookup, diagnosis: &mut Diagnosis) {
+        let Some((fact, route)) = self.route(onward) else {
+            return;
+        };
+        diagnosis.evidence.push(Evidence::Fact(fact.clone()));
+        let Some(mtu) = self.scene.route_mtu(self.sighting) else {
+            return;
+        };
+        let what = match (route.mtu, route.hops.as_slice()) {
+            (Some(_), _) => format!("the route {}", self.scene.route_words(route)),
+            (None, [hop]) => self.scene.ifindex_words(route.netns, hop.ifindex),
+            (None, _) => return,
+        };
+        diagnosis.phrase = size::too_many(self.sighting, &what, mtu);
     }
 
     fn by_vni(&self, diagnosis: &mut Diagnosis) {

@@ -393,6 +393,7 @@ pub(super) fn death<'a>(
         ));
     };
     let died_twice = died_again(transmissions, scene);
+    let (code, headline) = of_size(code, headline, packet, cause.code);
     let summary = format!(
         "{headline}: {} killed {} {}",
         packet.name(),
@@ -405,6 +406,25 @@ pub(super) fn death<'a>(
         cause: Some(cause),
         died_twice,
         ..finding
+    }
+}
+
+/// A packet that was too big is told as that, but for what opens a connection, which no path is too narrow for: there
+/// something else is broken.
+fn of_size(
+    code: VerdictCode,
+    headline: &str,
+    packet: PacketKind,
+    cause: CauseCode,
+) -> (VerdictCode, &str) {
+    let opens = matches!(
+        packet,
+        PacketKind::Syn | PacketKind::SynAck | PacketKind::Ack
+    );
+    if cause == CauseCode::Mtu && !opens {
+        (VerdictCode::MtuDropped, "too big")
+    } else {
+        (code, headline)
     }
 }
 

@@ -10,13 +10,17 @@ mod egress;
 mod explain;
 mod finding;
 mod handshake;
+mod large;
 mod losses;
 mod lost;
+mod mend;
 pub mod question;
 mod refusal;
 mod silence;
+pub mod size;
 #[cfg(test)]
 mod tests;
+pub mod told;
 mod tun;
 mod words;
 
@@ -84,6 +88,7 @@ pub fn judge<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Judgement<'a> {
         datagram::judge(flow, scene)
     };
     silence::suspect(&mut judgement, scene);
+    large::explain(&mut judgement, flow, scene);
     tun::name_holder(&mut judgement, scene);
     judgement
 }

@@ -9,6 +9,7 @@ use tracer_common::packet::IpProto;
 
 use super::diagnosis::{self, Trace};
 use super::egress;
+use super::size::{self, Check};
 use crate::codes::CauseCode;
 use crate::devices::Devices;
 use crate::event::Death;
@@ -68,6 +69,7 @@ pub(super) fn of(sighting: &Sighting, devices: &Devices) -> Option<Question> {
                 ..lookup(sighting, death)
             })
         }
+        CauseCode::Mtu => too_big(sighting, death, devices)?,
         CauseCode::SourceInvalid if !ipv6 => About::Source { ifindex: device? },
         _ => return None,
     };
@@ -77,7 +79,45 @@ pub(super) fn of(sighting: &Sighting, devices: &Devices) -> Option<Question> {
     })
 }
 
-fn lookup(sighting: &Sighting, death: &Death) -> Lookup {
+/// Where IP found a packet too big, an ICMP error goes back to who sent it: the tunnel, if it is in one.
+fn too_big(sighting: &Sighting, death: &Death, devices: &Devices) -> Option<About> {
+    let too_big = size::too_big(sighting, devices)?;
+    let lookup = lookup(sighting, death);
+    // All but `ip_forward` know the device to leave through, and not the one that the packet came in on.
+    let onward = if Trace(death).freed_in(&["ip_forward"]) {
+        lookup
+    } else {
+        Lookup {
+            way: Way::Output,
+            ifindex: sighting.ifindex,
+            ..lookup
+        }
+    };
+    (too_big.check == Check::Ip).then(|| About::TooBig {
+        onward,
+        back: lookup_back(sighting),
+    })
+}
+
+/// How the kernel looks for the way of an ICMP error about a packet (`icmp_route_lookup()` in net/ipv4/icmp.c,
+/// `icmp6_send()` in net/ipv6/icmp.c): with the packet's mark only where a sysctl says so.
+pub(super) fn lookup_back(sighting: &Sighting) -> Lookup {
+    let (sender, _, _) = routed(sighting);
+    let (unspecified, protocol) = match sender {
+        SocketAddr::V4(_) => (IpAddr::from([0; 4]), IpProto::Icmp),
+        SocketAddr::V6(_) => (IpAddr::from([0; 16]), IpProto::Ipv6Icmp),
+    };
+    Lookup {
+        way: Way::Output,
+        ifindex: None,
+        protocol: protocol as u8,
+        src: SocketAddr::new(unspecified, 0),
+        dst: SocketAddr::new(sender.ip(), 0),
+        mark: 0,
+    }
+}
+
+pub(super) fn lookup(sighting: &Sighting, death: &Death) -> Lookup {
     let (src, dst, protocol) = routed(sighting);
     let sent = Trace(death).has(&OUTPUT) || sighting.ifindex.is_none();
     Lookup {
@@ -179,6 +219,8 @@ fn without_ports(mut question: Question) -> Question {
     | About::Egress { lookup, .. } = &mut question.about
     {
         lookup.forget_ports();
+    } else if let About::TooBig { onward, .. } = &mut question.about {
+        onward.forget_ports();
     }
     question
 }

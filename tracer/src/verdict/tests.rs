@@ -6,6 +6,7 @@ mod data;
 mod datagrams;
 mod egress;
 mod explain;
+mod large;
 mod reasonless;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -91,6 +92,8 @@ struct Story {
     hop_limit: u8,
     /// Their mark.
     mark: u32,
+    /// How long they are.
+    len: u32,
     /// The two ends as they are addressed from now on.
     client: SocketAddr,
     server: SocketAddr,
@@ -198,6 +201,7 @@ impl Story {
             icmp: None,
             hop_limit: 64,
             mark: 0,
+            len: 60,
             client: CLIENT.into(),
             server: SERVER.into(),
         }
@@ -251,9 +255,10 @@ impl Story {
                 ifindex,
                 skb: SkbId(self.skb),
                 point,
-                packet_len: 60,
-                skb_len: 74,
-                gso: false,
+                packet_len: self.len,
+                inner_len: self.len,
+                skb_len: self.len + 14,
+                gso_size: 0,
                 dont_fragment: true,
                 mark: self.mark,
                 tuple: FiveTuple {
@@ -1038,6 +1043,7 @@ const PROHIBITED: Option<IcmpError> = Some(IcmpError {
     code: 13,
     from: IpAddr::V4(Ipv4Addr::new(192, 168, 0, 2)),
     to: IpAddr::V4(Ipv4Addr::new(10, 0, 1, 2)),
+    mtu: None,
 });
 
 #[test]
@@ -1667,6 +1673,7 @@ fn an_icmp_error_about_a_reply_belongs_to_its_attempt() {
         code: 1,
         from: IpAddr::V4(Ipv4Addr::new(192, 168, 0, 1)),
         to: story.server.ip(),
+        mtu: None,
     });
     story.see(2, false, syn_ack(1), &THERE[2..6], None);
     let group = story.analysis.flows.groups().next().expect("a group");

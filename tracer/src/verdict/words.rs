@@ -34,19 +34,25 @@ impl Scene<'_> {
 
     /// The prefix of a command that is to run in the namespace of a place: empty where it is not known how to enter it.
     pub(super) fn enter(&self, place: Place<'_>) -> String {
-        let name = place
-            .sighting
-            .netns
-            .and_then(|netns| self.devices().netns_name(netns));
-        name.filter(|name| is_plain(name))
+        self.enter_netns(place.sighting.netns)
+    }
+
+    /// The same of a namespace.
+    pub(super) fn enter_netns(&self, netns: Option<NetnsId>) -> String {
+        netns
+            .and_then(|netns| self.devices().netns_name(netns))
+            .filter(|name| is_plain(name))
             .map_or_else(String::new, |name| format!("ip netns exec {name} "))
     }
 }
 
-/// Whether a name may stand in a command that someone will paste: a shell takes it as one word.
+/// Whether a shell takes a name as one word. One that it does not is not put into a command that someone will paste.
 pub(super) fn is_plain(name: &str) -> bool {
-    name.chars()
-        .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+    !name.is_empty()
+        && !name.starts_with('-')
+        && name
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '@'))
 }
 
 /// `RT_TABLE_*` (include/uapi/linux/rtnetlink.h), the names of iproute2.

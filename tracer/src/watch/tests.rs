@@ -107,7 +107,8 @@ fn see(analysis: &mut Analysis, at_ms: u64, port: u16, flags: TcpFlags, point: P
         point,
         packet_len: 60,
         skb_len: 74,
-        gso: false,
+        inner_len: 60,
+        gso_size: 0,
         dont_fragment: true,
         mark: 0,
         tuple: FiveTuple {

@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use tracer_common::packet::IpProto;
 
 use super::super::{
-    At, Cause, CauseCode, Container, Endpoint, Evidence, Exchange, Flow, Hop, HopTunnel, Leg, Loss,
-    Outer, PacketKind, Process, Protocol, Reset, Side, Stage, Translation, Tunnel, TunnelKind,
-    Tuple, Verdict,
+    At, Cause, CauseCode, Container, Endpoint, Evidence, Exchange, Flow, Hop, HopSizes, HopTunnel,
+    Leg, Loss, Outer, PacketKind, Process, Protocol, Reset, Side, Stage, Translation, Tunnel,
+    TunnelKind, Tuple, Verdict,
 };
 use super::Builder;
 use crate::event::{NetnsId, SocketHook, Symbol};
@@ -17,7 +17,8 @@ use crate::flow::copies::{End, Transmission};
 use crate::flow::pairing::Flow as Attempt;
 use crate::flow::{FiveTuple, Point, Sighting, Tunnel as SeenTunnel, TunnelKind as SeenKind};
 use crate::owners::SocketId;
-use crate::verdict::{self, Diagnosis, Judgement, Place, diagnosis};
+use crate::verdict::told::Told;
+use crate::verdict::{self, Diagnosis, Judgement, Place, diagnosis, size};
 
 impl Builder<'_> {
     pub(super) fn flow(&self, attempt: &Attempt<'_>, id: u64, judgement: Judgement<'_>) -> Flow {
@@ -288,7 +289,10 @@ impl Builder<'_> {
             code: judgement.code,
             confidence: judgement.confidence,
             at: judgement.at.map(|place| self.at(place)),
-            cause: cause.map(|(cause, place)| self.cause(cause, place.sighting, attempt)),
+            cause: cause.map(|(cause, place)| Cause {
+                sizes: self.sizes(cause, place.sighting, attempt),
+                ..self.cause(cause, place.sighting, attempt)
+            }),
             summary: judgement.summary,
             next: judgement.next,
         }
@@ -314,14 +318,10 @@ impl Builder<'_> {
         };
         let devices = &self.analysis.devices;
         let here = || sighting.device().and_then(|id| devices.get(id));
-        let narrow = diagnosis::too_narrow(sighting, devices);
-        let mtu = narrow.or_else(here).map(|device| device.mtu);
-        let too_big = cause.code == CauseCode::Mtu;
-        let told: Vec<&Sighting> = attempt.too_big_errors(sighting).collect();
-        let arrived = |error: &&Sighting| {
-            let to = error.icmp.map(|icmp| icmp.to).zip(error.netns);
-            error.point == Point::Receive
-                && to.is_some_and(|(to, netns)| devices.is_local(netns, to))
+        let told = (cause.code == CauseCode::Mtu).then(|| Told::of(attempt, sighting, &self.scene));
+        let mtu = match &told {
+            Some(told) => told.mtu,
+            None => here().map(|device| device.mtu),
         };
         Cause {
             code: cause.code,
@@ -337,12 +337,37 @@ impl Builder<'_> {
                 .map(|evidence| self.evidence(evidence))
                 .collect(),
             packet_len: Some(sighting.packet_len),
+            segment_len: told.as_ref().map(|_| sighting.wire_len()),
             mtu,
-            gso: too_big.then_some(sighting.gso),
-            dont_fragment: too_big.then_some(sighting.dont_fragment),
-            icmp_sent: too_big.then_some(!told.is_empty()),
-            icmp_delivered: too_big.then_some(told.iter().any(arrived)),
+            gso: told.as_ref().map(|_| sighting.is_gso()),
+            dont_fragment: told.as_ref().map(|_| sighting.dont_fragment),
+            icmp_sent: told.as_ref().map(|told| told.fate.is_sent()),
+            icmp_delivered: told.as_ref().map(|told| told.fate.is_delivered()),
+            sizes: Vec::new(),
+            icmp_fate: told.map(|told| told.fate),
         }
+    }
+
+    fn sizes(
+        &self,
+        cause: &Diagnosis,
+        sighting: &Sighting,
+        attempt: &Attempt<'_>,
+    ) -> Vec<HopSizes> {
+        if cause.code != CauseCode::Mtu {
+            return Vec::new();
+        }
+        let devices = &self.analysis.devices;
+        let hops = size::by_hop(attempt, sighting, devices);
+        let told = |hop: size::HopSizes| HopSizes {
+            netns: hop.device.netns.inum,
+            netns_name: self.netns_name(hop.device.netns),
+            device: devices.get(hop.device).map(|device| device.name.clone()),
+            ifindex: hop.device.ifindex,
+            largest_seen: hop.seen,
+            smallest_died: hop.died,
+        };
+        hops.into_iter().map(told).collect()
     }
 
     fn evidence(&self, evidence: &diagnosis::Evidence) -> Evidence {

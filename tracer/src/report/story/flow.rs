@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use super::path::{self, netns};
 use super::{Item, Row, Section, Tone};
 use crate::report::{
-    At, Cause, CauseCode, Confidence, Container, Endpoint, Evidence, Exchange, Flow, Hop, Leg,
-    Loss, PacketKind, Side, Stage, Time, Tuple, VerdictCode,
+    At, Cause, CauseCode, Confidence, Container, Endpoint, Evidence, Exchange, Flow, Hop, IcmpFate,
+    Leg, Loss, PacketKind, Side, Stage, Time, Tuple, VerdictCode,
 };
 
 /// Pieces of evidence, losses or translations that are shown for a flow.
@@ -258,6 +258,7 @@ fn cause_rows(cause: &Cause) -> Vec<Row> {
         rows.push(row);
     }
     rows.extend(size(cause));
+    rows.extend(sizes(cause));
     let evidence: Vec<&Evidence> = cause
         .evidence
         .iter()
@@ -365,27 +366,70 @@ fn size(cause: &Cause) -> Option<Row> {
         return None;
     }
     let parts: Vec<String> = [
-        cause.packet_len.map(|len| format!("{len} bytes")),
+        cause
+            .segment_len
+            .or(cause.packet_len)
+            .map(|len| format!("{len} bytes")),
         cause.mtu.map(|mtu| format!("mtu {mtu}")),
-        said(cause.gso, "to be cut into segments", "one segment"),
+        cause
+            .packet_len
+            .filter(|_| cause.gso == Some(true))
+            .map(|len| format!("one of the segments of {len} bytes (GSO)")),
         said(
             cause.dont_fragment,
             "must not be fragmented",
             "may be fragmented",
         ),
-        said(cause.icmp_sent, "ICMP says so", "no ICMP says so"),
-        said(
-            cause
-                .icmp_delivered
-                .filter(|_| cause.icmp_sent == Some(true)),
-            "and reached the sender",
-            "and did not reach the sender",
-        ),
+        cause.icmp_fate.map(|fate| icmp_words(fate).to_owned()),
     ]
     .into_iter()
     .flatten()
     .collect();
     Some(Row::new("size", parts.join(", ")))
+}
+
+/// What a person wants to know of the ICMP error that tells the sender.
+const fn icmp_words(fate: IcmpFate) -> &'static str {
+    match fate {
+        IcmpFate::LinkLayer => "no ICMP from below IP",
+        IcmpFate::TunnelEnd => "ICMP goes to the tunnel's end",
+        IcmpFate::NoRouteBack => "no ICMP for want of a route back",
+        IcmpFate::NotSent => "no ICMP seen",
+        IcmpFate::Dropped => "the ICMP died on its way",
+        IcmpFate::LeftNode => "the ICMP left this node",
+        IcmpFate::NotDelivered => "the ICMP was not seen to arrive",
+        IcmpFate::Delivered => "the ICMP reached the sender",
+        IcmpFate::Ignored => "the ICMP reached the sender, which ignores it",
+        IcmpFate::ActedUpon => "the ICMP reached the sender, which sends less",
+    }
+}
+
+/// Which sizes came how far: the way of the largest packet, and where it ended.
+fn sizes(cause: &Cause) -> Option<Row> {
+    let mut row = Row::new("sizes", "");
+    row.items.clear();
+    let mut known_netns = None;
+    for hop in &cause.sizes {
+        let within = known_netns.replace(hop.netns) != Some(hop.netns);
+        let within = match &hop.netns_name {
+            Some(name) if within => format!(" (netns {name})"),
+            None if within => format!(" (netns {})", hop.netns),
+            _ => String::new(),
+        };
+        let device = hop.device.as_deref().unwrap_or("a device");
+        let died = hop
+            .smallest_died
+            .map_or_else(String::new, |died| format!(", {died} ✗"));
+        row.items.push(Item::new(
+            format!("{device}{within} {}{died}", hop.largest_seen),
+            if hop.smallest_died.is_some() {
+                Tone::Bad
+            } else {
+                Tone::Plain
+            },
+        ));
+    }
+    (!row.items.is_empty()).then_some(row)
 }
 
 /// The losses that cost something, then how many mean nothing.

@@ -160,11 +160,14 @@ fn cause(code: CauseCode, detail: &str) -> Cause {
         detail: Some(detail.to_owned()),
         evidence: Vec::new(),
         packet_len: None,
+        segment_len: None,
         mtu: None,
         gso: None,
         dont_fragment: None,
         icmp_sent: None,
         icmp_delivered: None,
+        sizes: Vec::new(),
+        icmp_fate: None,
     }
 }
 

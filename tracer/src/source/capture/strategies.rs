@@ -321,6 +321,7 @@ fn fact() -> impl Strategy<Value = Fact> {
         u64,
         Option<u32>,
         Option<(u32, String)>,
+        Option<u32>,
         bool,
         bool,
         bool,
@@ -333,7 +334,7 @@ fn fact() -> impl Strategy<Value = Fact> {
             found,
             hops,
             prefix,
-            (asked_ns, table, rule, by_rule, ports_matter, uncertain, unreached),
+            (asked_ns, table, rule, mtu, by_rule, ports_matter, uncertain, unreached),
         )| {
             let (rule, rule_selector) = rule.unzip();
             Fact::Route(Box::new(Route {
@@ -347,6 +348,7 @@ fn fact() -> impl Strategy<Value = Fact> {
                 rule_selector,
                 by_rule,
                 hops,
+                mtu,
                 ports_matter,
                 uncertain,
                 unreached,

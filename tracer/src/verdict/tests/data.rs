@@ -7,18 +7,23 @@ const LEN: u32 = 100;
 
 /// The client's bytes from this offset on.
 fn data(offset: u32, at_ms: u64) -> Segment {
+    data_of(LEN, offset, at_ms)
+}
+
+/// So many of the client's bytes from this offset on.
+pub(super) fn data_of(payload_len: u32, offset: u32, at_ms: u64) -> Segment {
     Segment {
-        payload_len: LEN,
+        payload_len,
         ..segment(TcpFlags::ACK, ISN + 1 + offset, SERVER_ISN + 1, at_ms)
     }
 }
 
 /// The server's acknowledgement of so many bytes.
-fn acknowledges(len: u32, at_ms: u64) -> Segment {
+pub(super) fn acknowledges(len: u32, at_ms: u64) -> Segment {
     segment(TcpFlags::ACK, SERVER_ISN + 1, ISN + 1 + len, at_ms)
 }
 
-fn established(view: View) -> Story {
+pub(super) fn established(view: View) -> Story {
     let mut story = Story::new(view);
     story.syn(0, &THERE);
     story.syn_ack(1, &BACK);

@@ -71,6 +71,7 @@ fn port_unreachable(story: &mut Story, at_ms: u64, about: Datagram) {
         code: 3,
         from: story.server.ip(),
         to: story.client.ip(),
+        mtu: None,
     });
     story.see(at_ms, true, about, &BACK, None);
     story.icmp = None;

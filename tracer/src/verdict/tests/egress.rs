@@ -73,6 +73,7 @@ fn route(mark: u32, ifindex: u32, table: u32) -> Route {
             gateway: None,
             ifindex,
         }],
+        mtu: None,
         ports_matter: false,
         uncertain: false,
         unreached: false,

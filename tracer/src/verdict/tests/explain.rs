@@ -47,6 +47,7 @@ pub(super) fn route(found: RouteKind, asked_ms: u64) -> Route {
         rule_selector: None,
         by_rule: false,
         hops: Vec::new(),
+        mtu: None,
         ports_matter: false,
         uncertain: false,
         unreached: false,
