@@ -70,6 +70,20 @@ impl Devices {
         })
     }
 
+    /// A tunnel, wherever it ends, whose port was not known during some of this time, so that its packets were not told from
+    /// others: one of them may have carried an answer.
+    pub fn tunnel_learned_between(&self, since_ns: u64, until_ns: u64) -> Option<&Device> {
+        let in_time = |learned_ns: u64| {
+            learned_ns > 0
+                && since_ns < learned_ns.saturating_add(LEARNED_WITHIN_NS)
+                && learned_ns < until_ns.saturating_add(LEARNED_WITHIN_NS)
+        };
+        self.by_id.values().find(|device| {
+            let learned_ns = self.learned_ns.get(&device.id);
+            learned_ns.is_some_and(|learned_ns| in_time(*learned_ns))
+        })
+    }
+
     /// The device with this id.
     pub fn get(&self, id: DeviceId) -> Option<&Device> {
         self.by_id.get(&id)

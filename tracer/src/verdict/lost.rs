@@ -75,6 +75,7 @@ pub(super) fn reply_lost<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Findi
             let finding = death(VerdictCode::ReplyDropped, "reply dropped", flow.reply_kind(), dead, &replies, scene);
             astray_before(finding, flow, furthest, scene)
         }
+        End::Left(at) if let Some(finding) = behind_a_new_tunnel(flow, at, scene) => finding,
         End::Left(at) => {
             let finding = Finding::new(
                 VerdictCode::ReplyLeftNode,
@@ -190,6 +191,7 @@ pub(super) fn request_lost<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Finding<'a
             &flow.request,
             scene,
         ),
+        End::Left(at) if let Some(finding) = behind_a_new_tunnel(flow, at, scene) => finding,
         End::Left(at) => Finding {
             next: Some(elsewhere(flow, at, scene)),
             ..Finding::new(
@@ -223,6 +225,26 @@ pub(super) fn request_lost<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Finding<'a
             scene,
         ),
     }
+}
+
+/// A packet left, and what answers it may have come back in a tunnel that was new: then it was not seen.
+fn behind_a_new_tunnel<'a>(
+    flow: &Flow<'_>,
+    at: &'a Sighting,
+    scene: &Scene<'_>,
+) -> Option<Finding<'a>> {
+    let until_ns = Scene::deadline_ns(flow);
+    let tunnel = scene
+        .devices()
+        .tunnel_learned_between(at.time_ns, until_ns)?;
+    Some(
+        Finding::inconclusive(format!(
+            "inconclusive: the packet left this node {}, and the tunnel {} was new: its UDP port was not known yet, so what came back in it was not seen",
+            scene.place_words(at),
+            tunnel.name
+        ))
+        .at(at, Stage::Egress),
+    )
 }
 
 /// The request arrived and the host made no reply. The host's counters say why, if they moved.

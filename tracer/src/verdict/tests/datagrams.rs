@@ -395,6 +395,53 @@ fn what_a_new_tunnel_sends_is_not_seen_before_its_port_is_known() {
     );
 }
 
+/// Adds a tunnel of the server's node, after the events that there are.
+fn add_tunnel(story: &mut Story) {
+    let nic = DeviceId {
+        netns: NODE_B,
+        ifindex: NIC,
+    };
+    let template = story.analysis.devices.get(nic).expect("a device").clone();
+    story.analysis.push(&Record::Device(Box::new(Device {
+        id: DeviceId { ifindex: 9, ..nic },
+        name: "vx1".to_owned(),
+        kind: "vxlan".to_owned(),
+        udp_port: Some(8472),
+        ..template
+    })));
+}
+
+#[test]
+fn what_comes_back_in_a_new_tunnel_is_not_seen_before_its_port_is_known() {
+    let client_node = View::Netns {
+        netns: vec![POD_A, NODE_A],
+    };
+    let mut story = Story::new(client_node.clone());
+    story.see(0, true, echo(1, false), &THERE[..3], None);
+    // An event whose time the record's is taken to be.
+    story.socket(1, TcpState::Close);
+    add_tunnel(&mut story);
+    story.check(
+        VerdictCode::Inconclusive,
+        Confidence::Inconclusive,
+        |judgement| {
+            assert!(
+                judgement.summary.contains("vx1 was new"),
+                "{}",
+                judgement.summary
+            );
+        },
+    );
+    // One that was known long before, or came long after, could have carried nothing unseen.
+    for (asked_ms, tunnel_ms) in [(500, 1), (0, 5_000)] {
+        let mut story = Story::new(client_node.clone());
+        story.see(asked_ms, true, echo(1, false), &THERE[..3], None);
+        story.socket(tunnel_ms, TcpState::Close);
+        add_tunnel(&mut story);
+        story.check(VerdictCode::RequestLeftNode, Confidence::Inferred, |_| {});
+    }
+}
+
 #[test]
 fn a_query_that_was_cloned_while_it_was_translated_is_one_flow() {
     let service = SocketAddr::from(([10, 96, 0, 10], 53));
