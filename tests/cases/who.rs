@@ -321,7 +321,7 @@ fn a_capture_names_who_the_live_report_named() -> Result<()> {
         ] {
             ensure!(live.stdout.contains(said), "no {said} in {}", live.stdout);
         }
-        // An answered flow is told in short; watch tells each in full.
+        // A flow that was answered is told in short.
         ensure!(verbose["flows"][0]["server"]["container"]["id"] == container);
         ensure!(!live.stdout.contains('\u{1b}'), "{}", live.stdout);
         Ok(())

@@ -7,6 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tracer_common::packet::IpProto;
+
 use crate::{
     event::DeviceId,
     fact::{Fact, Owner, SocketOwner},
@@ -15,7 +17,7 @@ use crate::{
 
 use super::{
     Topology,
-    processes::{Holders, Search, TunHolder, WANTED_MAX},
+    processes::{self, Holders, Search, TunHolder, WANTED_MAX},
     sockdiag::Ends,
 };
 
@@ -153,11 +155,51 @@ fn take_first<K: Ord + Clone, V>(wanted: &mut BTreeMap<K, V>) -> BTreeMap<K, V> 
     mem::replace(wanted, rest)
 }
 
+/// Why it is not known who has a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unnamed {
+    /// There, processes have other numbers.
+    OwnPidNamespace,
+    NoHelper,
+    /// Of TCP, of UDP or of both.
+    NoSockDiag,
+}
+
+impl Unnamed {
+    pub(super) const fn words(self) -> &'static str {
+        match self {
+            Self::OwnPidNamespace => "tracer runs in a process namespace of its own",
+            Self::NoHelper => "its helper could not be started",
+            Self::NoSockDiag => "this kernel cannot be asked for sockets (tcp_diag, udp_diag)",
+        }
+    }
+}
+
 impl Topology {
+    /// Why it is not known who has a socket, where that is so.
+    pub(super) fn why_unnamed(&mut self) -> Option<Unnamed> {
+        if !processes::are_all_visible() {
+            return Some(Unnamed::OwnPidNamespace);
+        }
+        if self.scout.is_none() {
+            return Some(Unnamed::NoHelper);
+        }
+        let buffer = &mut self.buffer;
+        let diag = self.namespaces.first_mut()?.diag.as_mut();
+        let answers = diag.is_some_and(|diag| {
+            [IpProto::Tcp, IpProto::Udp]
+                .into_iter()
+                .all(|protocol| diag.answers_for(protocol, buffer))
+        });
+        (!answers).then_some(Unnamed::NoSockDiag)
+    }
+
     /// Asks who is behind something, as of `now_ns` (CLOCK_MONOTONIC). What is known by heart is returned; what is not
     /// comes later, by [`Topology::take_holders`], or never, where a socket is gone or nobody holds it.
     pub fn ask_who(&mut self, whom: Whom, now_ns: u64) -> Option<Fact> {
-        self.scout.as_ref()?;
+        if self.scout.is_none() || self.unnamed == Some(Unnamed::OwnPidNamespace) {
+            return None;
+        }
         match whom {
             Whom::Socket(socket, ifindex) => self.ask_for_socket(socket, ifindex, now_ns),
             Whom::Process(pid) => {

@@ -50,7 +50,7 @@ use crate::{
 };
 
 use self::{
-    holders::Holding,
+    holders::{Holding, Unnamed},
     netlink::{BUFFER_BYTES, Message},
     netns::{Failure, Known, Opened},
     rtnetlink::{Dump, RouteSocket},
@@ -122,6 +122,8 @@ pub struct Topology {
     /// Whether it looks for namespaces that are born later.
     follows: bool,
     holding: Holding,
+    /// Why processes are not named, where that was to be.
+    unnamed: Option<Unnamed>,
     /// Whether something speaks of a namespace that is not known.
     look: bool,
     /// When it was last looked for.
@@ -165,6 +167,7 @@ impl Topology {
             scout: None,
             follows: false,
             holding: Holding::new(Instant::now()),
+            unnamed: None,
             look: false,
             last_look: Instant::now(),
             scout_lost: false,
@@ -216,6 +219,7 @@ impl Topology {
             Ok(scout) => self.scout = Some(scout),
             Err(_) => self.scout_lost = true,
         }
+        self.unnamed = self.why_unnamed();
     }
 
     /// Hears that an event came from this namespace: where it is not known, the next polls look for it.
@@ -366,6 +370,14 @@ impl Topology {
             usize::from(self.scout_lost && self.follows),
             "netns_born_later",
             "nothing looks into network namespaces that are born during the trace: their devices are not known".to_owned(),
+        );
+        add(
+            usize::from(self.unnamed.is_some()),
+            "processes_unnamed",
+            format!(
+                "which process has a socket from before the trace, or takes datagrams, is not known: {}",
+                self.unnamed.map_or("", Unnamed::words)
+            ),
         );
         let Refused { devices, addresses } = self.table.refused();
         add(

@@ -40,6 +40,16 @@ const FILE_BYTES_MAX: u64 = 16 * 1024;
 /// The first process, which may have opened a socket only to hand it to the service that it starts.
 const INIT: u32 = 1;
 
+/// The inode number of the first pid namespace (`PROC_PID_INIT_INO` in include/linux/proc_ns.h).
+const FIRST_PID_NAMESPACE: u64 = 0xefff_fffc;
+
+/// Whether `/proc` has every process of the node, each with the id that an event has too.
+pub(super) fn are_all_visible() -> bool {
+    let namespace = fs::metadata("/proc/self/ns/pid");
+    // A kernel without pid namespaces has one for all.
+    namespace.is_err() || namespace.is_ok_and(|file| file.ino() == FIRST_PID_NAMESPACE)
+}
+
 /// What to look for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Search {

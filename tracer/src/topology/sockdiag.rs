@@ -3,11 +3,11 @@
 //! bound to every address is found, and one of IPv6 that takes IPv4 as well. Asking needs no privilege.
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
-use netlink_packet_core::{NLM_F_REQUEST, Parseable as _};
+use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, Parseable as _};
 use netlink_packet_sock_diag::{
     SockDiagMessage,
     constants::{AF_INET, AF_INET6, TCP_LISTEN},
@@ -54,6 +54,26 @@ impl DiagSocket {
     /// Takes over one that another process has opened like [`DiagSocket::open`].
     pub(super) fn adopt(fd: OwnedFd) -> Result<Self, Errno> {
         Netlink::adopt(fd).map(Self)
+    }
+
+    /// Whether this kernel has what answers for a protocol (the modules tcp_diag and udp_diag): it says of sockets that it
+    /// cannot look up, as of those that are not there, that they are not found. So it is asked to list the sockets that are in no
+    /// state at all.
+    pub(super) fn answers_for(&mut self, protocol: IpProto, buffer: &mut [u8]) -> bool {
+        let anybody = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+        let none = InetRequest {
+            states: StateFlags::empty(),
+            ..request(Ends {
+                protocol: protocol as u8,
+                local: anybody,
+                remote: anybody,
+                ifindex: 0,
+            })
+        };
+        let flags = NLM_F_REQUEST | NLM_F_DUMP;
+        let sent = self.0.send(SockDiagMessage::InetRequest(none), flags);
+        sent.and_then(|sequence| self.0.answers(sequence, buffer, &mut |_| {}))
+            .is_ok()
     }
 
     /// The socket that has these ends or, where a process has none open, the listener that the connection belongs to: until it
@@ -141,8 +161,8 @@ fn request(ends: Ends) -> InetRequest {
 
 const fn unspecified(like: IpAddr) -> IpAddr {
     match like {
-        IpAddr::V4(_) => IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED),
-        IpAddr::V6(_) => IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED),
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
     }
 }
 
@@ -189,6 +209,15 @@ mod tests {
             let nobody = SocketAddr::new(host, 1);
             assert_eq!(tcp(nobody, server), None);
         }
+    }
+
+    #[test]
+    fn a_protocol_of_which_the_kernel_tells_nothing_is_noticed() {
+        let mut socket = DiagSocket::open().unwrap();
+        let mut answers = |protocol| socket.answers_for(protocol, &mut vec![0; BUFFER_BYTES]);
+        assert!(answers(IpProto::Tcp) && answers(IpProto::Udp));
+        // Those are no sockets of `inet_diag` in any kernel.
+        assert!(!answers(IpProto::Ipv6Icmp));
     }
 
     #[test]

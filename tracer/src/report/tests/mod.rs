@@ -118,6 +118,7 @@ fn a_name_cannot_write_into_the_report() {
     flow.server.process.as_mut().expect("it has one").comm = evil.to_owned();
     flow.server.netns_name = Some(evil.to_owned());
     flow.server.pod = Some(evil.to_owned());
+    flow.server.container.as_mut().expect("it has one").id = evil.to_owned();
     flow.verdict.summary = evil.to_owned();
     flow.verdict.next = Some(evil.to_owned());
     for hop in &mut flow.reply.path {

@@ -2,11 +2,12 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
+use crate::fact::Runtime;
 use crate::report::{
-    At, BlindSpot, Cause, CauseCode, Confidence, Endpoint, Evidence, Flow, Hook, HookState, Hop,
-    HopTunnel, Ledger, Leg, Loss, Netns, Node, Observer, Outer, PacketKind, Process, Protocol,
-    REPORT_SCHEMA, Report, Reset, Side, Stage, StoppedBy, Summary, Time, Tracer, Tunnel,
-    TunnelKind, Verdict, VerdictCode, Window,
+    At, BlindSpot, Cause, CauseCode, Confidence, Container, Endpoint, Evidence, Flow, Hook,
+    HookState, Hop, HopTunnel, Ledger, Leg, Loss, Netns, Node, Observer, Outer, PacketKind,
+    Process, Protocol, REPORT_SCHEMA, Report, Reset, Side, Stage, StoppedBy, Summary, Time, Tracer,
+    Tunnel, TunnelKind, Verdict, VerdictCode, Window,
 };
 
 const START_NS: u64 = 1_764_590_584_000_000_000;
@@ -224,6 +225,12 @@ pub(crate) fn lost_in_underlay() -> Flow {
         pid: 4242,
         comm: "redis-server".to_owned(),
     });
+    flow.server.container = Some(Container {
+        id: "3f2a9c1b0d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8".to_owned(),
+        runtime: Some(Runtime::Containerd),
+        pod_uid: Some("6d5bfd12-0c2e-4c56-9d5e-2f0f6f7c9a01".to_owned()),
+    });
+    flow.server.pod = Some("shop/redis-0".to_owned());
     flow.server.netns = Some(REDIS.0);
     flow.server.netns_name = REDIS.1.map(str::to_owned);
     flow.tunnels = vec![
