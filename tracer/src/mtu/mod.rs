@@ -5,6 +5,7 @@
 
 mod codes;
 mod findings;
+mod ipsec;
 pub mod model;
 mod overhead;
 mod paths;

@@ -36,6 +36,8 @@ pub struct Namespace {
     pub learned: Vec<LearnedMtu>,
     /// The rules that change the MSS of TCP; nothing where they could not be read.
     pub clamps: Option<Vec<Clamp>>,
+    /// The ESP tunnels that begin here.
+    pub ipsec: Vec<IpsecTunnel>,
     /// `net.ipv4.tcp_mtu_probing`.
     pub tcp_mtu_probing: Option<i64>,
     /// `net.ipv4.ip_no_pmtu_disc`.
@@ -92,6 +94,32 @@ pub struct RouteMetrics {
     pub mtu: Option<u32>,
     /// `RTAX_ADVMSS`.
     pub advmss: Option<u32>,
+}
+
+/// An ESP tunnel, and where its packets go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IpsecTunnel {
+    /// What the kernel tells of it.
+    pub association: Association,
+    /// Where its packets go, if they are routed.
+    pub underlay: Option<Underlay>,
+}
+
+/// What a security association says about the size of its packets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Association {
+    /// The outer source.
+    pub src: IpAddr,
+    /// The outer destination.
+    pub dst: IpAddr,
+    /// The kernel's name of the cipher (`cbc(aes)`).
+    pub algorithm: String,
+    /// The length of the integrity check value.
+    pub check_bytes: u32,
+    /// ESP is inside UDP, to pass address translation.
+    pub in_udp: bool,
+    /// The xfrm device that sends through it.
+    pub if_id: Option<u32>,
 }
 
 /// A path MTU that the kernel has learnt from ICMP, and for how long it holds.
@@ -212,6 +240,8 @@ pub struct Encap {
     pub dont_fragment: bool,
     /// The length of MACsec's integrity check value.
     pub icv_bytes: u8,
+    /// Which associations an xfrm device sends through.
+    pub if_id: Option<u32>,
 }
 
 /// Where a tunnel's packets go.

@@ -10,6 +10,7 @@ use crate::report::{BlindSpot, Node, Time, Tracer};
 
 pub use super::codes::{FindingCode, Severity};
 use super::findings::{self, Finding as Found};
+use super::ipsec::room;
 use super::model::{Clamping, Device as Known, Network};
 use super::paths::{self, Fate as Becomes, How, Path as Walked, Step as Walk, walk};
 
@@ -173,6 +174,8 @@ pub struct Namespace {
     pub routes: Vec<Route>,
     /// Path MTUs that ICMP has told.
     pub learned: Vec<Learned>,
+    /// The ESP tunnels that begin here.
+    pub ipsec: Vec<Ipsec>,
 }
 
 /// A device.
@@ -246,6 +249,21 @@ pub struct Learned {
     pub mtu: u32,
     /// Seconds until it is forgotten.
     pub expires_s: Option<u32>,
+}
+
+/// An ESP tunnel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Ipsec {
+    /// The outer source.
+    pub src: IpAddr,
+    /// The outer destination.
+    pub dst: IpAddr,
+    /// The kernel's name of the cipher.
+    pub algorithm: String,
+    /// The device that its packets leave through; `null` where they are not routed.
+    pub underlay_ifindex: Option<u32>,
+    /// The largest packet that it carries; `null` where the cipher is not known here.
+    pub largest_passing: Option<u32>,
 }
 
 /// What really passes on the way to an address.
@@ -450,6 +468,17 @@ fn namespace(network: &Network, id: NetnsId) -> Namespace {
                 ifindex: learned.ifindex,
                 mtu: learned.mtu,
                 expires_s: learned.expires_s,
+            })
+            .collect(),
+        ipsec: known
+            .ipsec
+            .into_iter()
+            .map(|tunnel| Ipsec {
+                underlay_ifindex: tunnel.underlay.map(|underlay| underlay.device.ifindex),
+                largest_passing: room(network, &tunnel).map(|(_, _, inside)| inside),
+                src: tunnel.association.src,
+                dst: tunnel.association.dst,
+                algorithm: tunnel.association.algorithm,
             })
             .collect(),
     }

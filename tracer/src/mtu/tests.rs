@@ -4,7 +4,9 @@ use std::net::IpAddr;
 
 use super::codes::FindingCode;
 use super::findings::{Finding, find};
-use super::model::{Clamp, Device, Encap, Namespace, Network, RouteMetrics, Underlay, Use};
+use super::model::{
+    Association, Clamp, Device, Encap, IpsecTunnel, Namespace, Network, RouteMetrics, Underlay, Use,
+};
 use super::paths::{Fate, Step, walk};
 use crate::event::{DeviceId, NetnsId};
 
@@ -366,6 +368,43 @@ fn an_external_tunnel_is_measured_by_what_pods_send() {
     build.pod(2, 1500, 1500);
     let found = build.finds(&[FindingCode::TunnelAboveUnderlay]);
     assert_eq!(affected(&found[0]), Some((1451, 1500)));
+}
+
+#[test]
+fn an_xfrm_device_is_measured_by_what_its_association_carries() {
+    let build = |mtu: u32, if_id: u32| {
+        let mut build = Build::node(1500);
+        let xfrm = build.add(Device {
+            encap: Some(Encap {
+                if_id: Some(7),
+                ..Encap::default()
+            }),
+            ..device(NODE, 5, "ipsec0", "xfrm", mtu)
+        });
+        build.route(xfrm, routed());
+        build.of(NODE).ipsec = vec![IpsecTunnel {
+            association: Association {
+                src: [192, 0, 2, 1].into(),
+                dst: [192, 0, 2, 2].into(),
+                algorithm: "rfc4106(gcm(aes))".to_owned(),
+                check_bytes: 16,
+                in_udp: false,
+                if_id: Some(if_id),
+            },
+            underlay: Some(Underlay {
+                remote: Some([192, 0, 2, 2].into()),
+                device: id(NODE, 2),
+                mtu: None,
+            }),
+        }];
+        build
+    };
+    build(1446, 7).finds(&[]);
+    let found = build(1500, 7).finds(&[FindingCode::TunnelAboveUnderlay]);
+    assert_eq!(affected(&found[0]), Some((1447, 1500)));
+    assert_eq!(found[0].mend, ["ip -n node link set dev ipsec0 mtu 1446"]);
+    // Another device's association.
+    build(1500, 8).finds(&[]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 
 use anstyle::{AnsiColor, Style as Paint};
 
-use super::report::{Fate, Finding, MtuReport, Path, Probe, Severity, Step, Via};
+use super::report::{Fate, Finding, Ipsec, MtuReport, Path, Probe, Severity, Step, Via};
 use crate::escape::escape;
 use crate::report::{Style, fill};
 
@@ -42,6 +42,7 @@ pub(super) fn write(report: &MtuReport, style: Style, output: &mut dyn Write) ->
         page.path(&names, path)?;
     }
     page.learned(report)?;
+    page.ipsec(report)?;
     if let Some(probe) = &report.probe {
         page.probe(probe)?;
     }
@@ -201,6 +202,39 @@ impl Page<'_> {
         if all.len() > LEARNED {
             self.row(
                 "learned",
+                &format!(
+                    "and {} more: `--format json` has them all",
+                    all.len() - LEARNED
+                ),
+            )?;
+        }
+        self.end_line()
+    }
+
+    fn ipsec(&mut self, report: &MtuReport) -> io::Result<()> {
+        let all = report.namespaces.iter().flat_map(|netns| &netns.ipsec);
+        let all: Vec<&Ipsec> = all.collect();
+        if all.is_empty() {
+            return Ok(());
+        }
+        self.paint("IPsec", PLAIN.bold())?;
+        self.end_line()?;
+        for tunnel in all.iter().take(LEARNED) {
+            let carries = tunnel.largest_passing.map_or_else(
+                || "what it carries is not known".to_owned(),
+                |passes| format!("carries {passes} bytes"),
+            );
+            let Ipsec {
+                src,
+                dst,
+                algorithm,
+                ..
+            } = tunnel;
+            self.row("esp", &format!("{src} → {dst} by {algorithm}: {carries}"))?;
+        }
+        if all.len() > LEARNED {
+            self.row(
+                "esp",
                 &format!(
                     "and {} more: `--format json` has them all",
                     all.len() - LEARNED

@@ -17,7 +17,10 @@ use nix::errno::Errno;
 use crate::{
     event::{DeviceId, NetnsId},
     fact::{Prefix, RouteKind},
-    mtu::model::{Device, LearnedMtu, Namespace, Network, RouteMetrics, Underlay, Use},
+    mtu::model::{
+        Association, Device, IpsecTunnel, LearnedMtu, Namespace, Network, RouteMetrics, Underlay,
+        Use,
+    },
     record::{BlindSpot, View},
 };
 
@@ -26,7 +29,7 @@ use super::{
     netlink::{BUFFER_BYTES, Message},
     netns, routes,
     rtnetlink::Dump,
-    wireguard,
+    wireguard, xfrm,
 };
 
 /// The most routes with metrics, and the most learnt path MTUs, that are kept of one namespace.
@@ -39,6 +42,7 @@ const REMOTES_MAX: usize = 32;
 struct Inside {
     clamps: Result<clamps::Found, Errno>,
     endpoints: HashMap<u32, Vec<IpAddr>>,
+    associations: Result<Vec<Association>, Errno>,
 }
 
 impl Topology {
@@ -121,6 +125,7 @@ impl Topology {
                 Inside {
                     clamps: clamps::read(&mut buffer),
                     endpoints: wireguard::endpoints(&wireguards, &mut buffer),
+                    associations: xfrm::read(&mut buffer),
                 }
             },
         );
@@ -181,7 +186,11 @@ impl Topology {
                     network,
                     "routes_unread",
                     format!(
-                        "{what:?} of network namespace {}: {}",
+                        "{} of network namespace {} could not be read ({})",
+                        match what {
+                            Dump::LearnedMtus(_) => "the path MTUs that ICMP has told",
+                            _ => "the routes",
+                        },
                         id.inum,
                         errno.desc()
                     ),
@@ -221,6 +230,39 @@ impl Topology {
         }
         network.namespaces.insert(id, namespace);
         self.read_underlays(index, inside, network);
+        self.read_ipsec(index, inside, network);
+    }
+
+    /// Finds out where the ESP tunnels lead that begin in a namespace.
+    fn read_ipsec(&mut self, index: usize, inside: Option<&Inside>, network: &mut Network) {
+        let id = self.namespaces[index].id;
+        let associations = match inside.map(|inside| &inside.associations) {
+            Some(Ok(associations)) => associations,
+            Some(Err(errno)) => {
+                return blind(
+                    network,
+                    "ipsec_unread",
+                    format!(
+                        "the IPsec associations of network namespace {} could not be read ({}): what they carry is not known",
+                        id.inum,
+                        errno.desc()
+                    ),
+                );
+            }
+            None => return,
+        };
+        for association in associations {
+            if !self.table.has_address(id, association.src) {
+                continue;
+            }
+            let tunnel = IpsecTunnel {
+                association: association.clone(),
+                underlay: self.route_to(id, association.dst, None),
+            };
+            if let Some(namespace) = network.namespaces.get_mut(&id) {
+                namespace.ipsec.push(tunnel);
+            }
+        }
     }
 
     /// Finds out where the tunnels of a namespace lead.

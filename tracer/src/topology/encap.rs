@@ -80,6 +80,9 @@ const GRE: Numbers = Numbers {
     ..NONE
 };
 
+/// `IFLA_XFRM_IF_ID`
+const XFRM_IF_ID: u16 = 2;
+
 /// `IFLA_MACSEC_ICV_LEN`
 const MACSEC_ICV_LEN: u16 = 3;
 
@@ -93,7 +96,7 @@ pub(super) fn parse(kind: &str, data: &[u8]) -> Option<Encap> {
         "geneve" => GENEVE,
         "ipip" | "sit" | "ip6tnl" => IP_TUNNEL,
         "gre" | "gretap" | "ip6gre" | "ip6gretap" | "erspan" | "ip6erspan" => GRE,
-        "macsec" => NONE,
+        "macsec" | "xfrm" => NONE,
         _ => return None,
     };
     let mut encap = Encap::default();
@@ -124,6 +127,8 @@ pub(super) fn parse(kind: &str, data: &[u8]) -> Option<Encap> {
             limit = value.first().copied().unwrap_or(0);
         } else if number == numbers.flags {
             flags = value.try_into().map_or(0, u32::from_ne_bytes);
+        } else if kind == "xfrm" && number == XFRM_IF_ID {
+            encap.if_id = value.try_into().ok().map(u32::from_ne_bytes);
         } else if kind == "macsec" && number == MACSEC_ICV_LEN {
             encap.icv_bytes = value.first().copied().unwrap_or(0);
         }
@@ -216,6 +221,8 @@ mod tests {
         assert_eq!(gre.gre_flags, 0x2000);
         assert_eq!(parsed("erspan", &[(22, &[2])]).erspan_version, 2);
         assert_eq!(parsed("macsec", &[(3, &[16])]).icv_bytes, 16);
+        let xfrm = parsed("xfrm", &[(2, &42_u32.to_ne_bytes())]);
+        assert_eq!(xfrm.if_id, Some(42));
         assert_eq!(parse("veth", &[]), None);
     }
 

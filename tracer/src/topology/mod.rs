@@ -29,6 +29,7 @@ mod sysctls;
 mod table;
 mod view;
 mod wireguard;
+mod xfrm;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},

@@ -6,7 +6,7 @@
 
 use std::{
     io::IoSliceMut,
-    os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
 };
 
 use netlink_packet_core::{
@@ -59,6 +59,19 @@ impl Netlink {
             SockFlag::SOCK_CLOEXEC,
             protocol,
         )?;
+        Self::prepare(fd, groups)
+    }
+
+    /// The same for a protocol (`NETLINK_*`) that the library's list lacks, subscribed to nothing.
+    pub(super) fn open_by_number(protocol: i32) -> Result<Self, Errno> {
+        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+        // SAFETY: the call takes three numbers and no memory.
+        let fd = Errno::result(unsafe { libc::socket(libc::AF_NETLINK, kind, protocol) })?;
+        // SAFETY: the kernel has just made this descriptor for us, and nobody else owns it.
+        Self::prepare(unsafe { OwnedFd::from_raw_fd(fd) }, 0)
+    }
+
+    fn prepare(fd: OwnedFd, groups: u32) -> Result<Self, Errno> {
         bind(fd.as_raw_fd(), &NetlinkAddr::new(0, groups))?;
         // The kernel answers a request before send() returns; this bounds the wait should it ever not.
         setsockopt(&fd, sockopt::ReceiveTimeout, &TimeVal::seconds(1))?;

@@ -1,6 +1,7 @@
 //! Tunnels and what carries them.
 
 use super::{Finding, FindingCode, above, sizes};
+use crate::mtu::ipsec::room;
 use crate::mtu::model::{Device, Network};
 use crate::mtu::overhead::{Outer, is_tunnel, overhead};
 use crate::mtu::paths::{Fate, facing, fate_of_outer, underlays};
@@ -8,8 +9,43 @@ use crate::mtu::paths::{Fate, facing, fate_of_outer, underlays};
 pub(super) fn find(network: &Network) -> Vec<Finding> {
     let tunnels = network.devices.values().filter(|device| device.up);
     tunnels
-        .filter_map(|tunnel| too_large(network, tunnel))
+        .filter_map(|tunnel| {
+            too_large(network, tunnel).or_else(|| ipsec_too_large(network, tunnel))
+        })
         .collect()
+}
+
+/// An xfrm device that sends more than one of its associations carries (`xfrmi_xmit2()` then tells by ICMP).
+fn ipsec_too_large(network: &Network, device: &Device) -> Option<Finding> {
+    if device.kind != "xfrm" {
+        return None;
+    }
+    let if_id = device.encap.as_ref()?.if_id?;
+    let tunnels = &network.namespaces.get(&device.id.netns)?.ipsec;
+    let own = tunnels
+        .iter()
+        .filter(|tunnel| tunnel.association.if_id == Some(if_id));
+    let rooms = own.filter_map(|tunnel| Some((tunnel, room(network, tunnel)?)));
+    let (tunnel, (underlay, limit, passes)) = rooms.min_by_key(|(_, (_, _, inside))| *inside)?;
+    let affected = above(passes, network.sends(device))?;
+    Some(Finding {
+        code: FindingCode::TunnelAboveUnderlay,
+        summary: format!(
+            "{} sends up to {} bytes in ESP by {}, and {} takes {limit}, which leaves {passes}: packets of {} bytes do \
+             not pass unless ICMP tells their sender",
+            network.name(device.id),
+            affected.end(),
+            tunnel.association.algorithm,
+            network.name(underlay.id),
+            sizes(&affected),
+        ),
+        devices: vec![device.id, underlay.id],
+        affected: Some(affected),
+        largest_passing: Some(passes),
+        fate: Some(Fate::TooBig),
+        notes: Vec::new(),
+        mend: network.set_mtu(device, passes).into_iter().collect(),
+    })
 }
 
 /// The worst of a tunnel's underlays, if any takes less than the tunnel sends.
