@@ -8,9 +8,13 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use nix::libc;
+use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use tracer::lab::{Family, Netns};
 
 use crate::pairs::Pair;
@@ -289,6 +293,28 @@ fn at_device(
 pub struct Cgroup {
     before: PathBuf,
     path: PathBuf,
+    _turn: Turn,
+}
+
+/// A process is in one group at a time: tests that share a process wait for each other.
+#[derive(Debug)]
+struct Turn;
+
+static TAKEN: AtomicBool = AtomicBool::new(false);
+
+impl Turn {
+    fn wait_for() -> Self {
+        while TAKEN.swap(true, Ordering::Acquire) {
+            thread::sleep(Duration::from_millis(20));
+        }
+        Self
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        TAKEN.store(false, Ordering::Release);
+    }
 }
 
 const CGROUP_PREFIX: &str = "tracer-lab-";
@@ -296,6 +322,7 @@ const CGROUP_PREFIX: &str = "tracer-lab-";
 impl Cgroup {
     /// Makes one and moves this process into it until it is dropped.
     pub fn enter() -> Result<Self> {
+        let turn = Turn::wait_for();
         let root = unified_hierarchy()?;
         remove_left_over(&root)?;
         let before = fs::read_to_string("/proc/self/cgroup")?;
@@ -306,7 +333,11 @@ impl Cgroup {
         let path = root.join(format!("{CGROUP_PREFIX}{}", process::id()));
         fs::create_dir(&path).with_context(|| format!("making {}", path.display()))?;
         let before = root.join(before);
-        let group = Self { before, path };
+        let group = Self {
+            before,
+            path,
+            _turn: turn,
+        };
         move_into(&group.path)?;
         Ok(group)
     }
@@ -402,6 +433,9 @@ struct LinkAttr {
 }
 
 fn load(kind: Kind, victims: &Victims) -> Result<OwnedFd> {
+    // Before 5.11 programs count as locked memory, of which even root may have little. Where the limit
+    // cannot be raised, loading says whether it was too low.
+    let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
     let code = victims.program(kind.data, kind.link_bytes, kind.kill, kind.spare);
     let mut log = vec![0_u8; 64 * 1024];
     let attr = LoadAttr {

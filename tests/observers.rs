@@ -12,7 +12,7 @@ use crate::expect::{Expected, Views};
 use crate::runner::{Run, Tracer};
 
 /// A bound only: every test interrupts its tracers when its traffic is over.
-const AT_MOST: &str = "60s";
+const AT_MOST: &str = "20m";
 
 /// The three, attached.
 #[derive(Debug)]

@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use tracer::lab::{Family, Outcome, Server, Topology, connect_from};
 
 use crate::expect::{Views, answered};
+use crate::kernel::Release;
 use crate::observers::Observers;
 use crate::scenario::{Ends, echo, echoes};
 use crate::with_lab;
@@ -51,6 +52,7 @@ pub struct Fault {
     views: Views,
     also: Option<(IpAddr, Views)>,
     talks: Option<Talk>,
+    first: Release,
 }
 
 /// What a client does once it is connected.
@@ -97,6 +99,7 @@ impl Fault {
             views,
             also: None,
             talks: None,
+            first: Release(0, 0),
         }
     }
 
@@ -109,6 +112,12 @@ impl Fault {
     /// Where the client's address is another one on the way.
     pub fn also_from(mut self, client: IpAddr, views: Views) -> Self {
         self.also = Some((client, views));
+        self
+    }
+
+    /// What breaks it came with this release of the kernel. On an older one the fault is left out, and that is said.
+    pub fn since(mut self, first: Release) -> Self {
+        self.first = first;
         self
     }
 
@@ -158,7 +167,8 @@ impl Talk {
 
 /// Runs them all in one lab: first a connection of each pair that works, then every fault, then a connection of each
 /// pair that meets it. The three reports must tell each of them, and no other.
-pub fn side_by_side(family: Family, faults: Vec<Fault>) -> Result<()> {
+pub fn side_by_side(family: Family, mut faults: Vec<Fault>) -> Result<()> {
+    faults.retain(|fault| fault.first.is_reached_or_said(&fault.name));
     with_lab(family, move |lab| {
         let pairs = add_pairs(lab, faults.len())?;
         let serve = |pair: &Pair| Server::start(&lab.pod_b, pair.server).map(Some);

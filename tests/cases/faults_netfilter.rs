@@ -2,10 +2,14 @@
 
 use anyhow::Result;
 use tracer::lab::{Family, Topology};
+use tracer_tests::kernel::Release;
 use tracer_tests::{
     Ends, Fault, Pair, SYN_ACK_LEFT_NODE_B, SYN_LEFT_NODE_A, Views, answered, by_netfilter, faults,
     proven, side_by_side, unseen,
 };
+
+/// The first release in which nftables has a hook where a device sends.
+const EGRESS_HOOK: Release = Release(5, 16);
 
 /// Drops at the hooks of the IP layer, `says` being the hook's name in the sentence.
 fn drops_at_every_hook() -> Vec<Fault> {
@@ -251,7 +255,8 @@ fn drops_at_devices() -> Vec<Fault> {
                     &format!("{} drop", pair.syn()),
                 )
             },
-        ),
+        )
+        .since(EGRESS_HOOK),
         Fault::new(
             "SYN at the ingress hook of node-a's lxca",
             Views::on_the_clients_node(
@@ -285,7 +290,8 @@ fn drops_at_devices() -> Vec<Fault> {
                     &format!("{} drop", pair.syn()),
                 )
             },
-        ),
+        )
+        .since(EGRESS_HOOK),
         Fault::new(
             "SYN at the ingress hook of node-b's vx0",
             Views::on_the_servers_node(
@@ -319,7 +325,8 @@ fn drops_at_devices() -> Vec<Fault> {
                     &format!("{} drop", pair.syn()),
                 )
             },
-        ),
+        )
+        .since(EGRESS_HOOK),
         Fault::new(
             "SYN-ACK at the egress hook of pod-b's eth0",
             Views::on_the_servers_node(
@@ -337,7 +344,8 @@ fn drops_at_devices() -> Vec<Fault> {
                     &format!("{} drop", pair.syn_ack()),
                 )
             },
-        ),
+        )
+        .since(EGRESS_HOOK),
         Fault::new(
             "SYN-ACK at the ingress hook of pod-a's eth0",
             Views::on_the_clients_node(

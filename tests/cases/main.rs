@@ -33,5 +33,6 @@ mod nat_datagrams;
 mod odd_handshakes;
 mod tcpdump;
 mod topology;
+mod verifier;
 mod watch;
 mod who;

@@ -27,6 +27,7 @@ struct Tool {
 /// The lab builds networks, breaks them on purpose and looks at them from outside with these.
 const TOOLS: &[Tool] = &[
     tool("ip", "iproute2", "makes namespaces and devices"),
+    tool("tc", "iproute2", "makes queues and filters"),
     tool("nft", "nftables", "makes rules that drop packets"),
     tool("bpftool", "bpftool", "tells whether a program is loaded"),
     tool("tcpdump", "tcpdump", "selects packets as filters do"),
