@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use anyhow::{Result, ensure};
 use nix::libc;
+use tracer::lab::Family;
 
 /// Has a socket's own filter reject every packet.
 pub fn reject_all(socket: BorrowedFd<'_>) -> Result<()> {
@@ -32,6 +33,24 @@ pub fn wait_for_data(listener: BorrowedFd<'_>) -> Result<()> {
         libc::TCP_DEFER_ACCEPT,
         &SECONDS,
     )
+}
+
+/// Has a UDP socket send what it is given as one packet that must not be fragmented, whatever ICMP says
+/// (`IP_PMTUDISC_PROBE`).
+pub fn never_fragment(socket: BorrowedFd<'_>, family: Family) -> Result<()> {
+    let (level, option, probe) = match family {
+        Family::V4 => (
+            libc::IPPROTO_IP,
+            libc::IP_MTU_DISCOVER,
+            libc::IP_PMTUDISC_PROBE,
+        ),
+        Family::V6 => (
+            libc::IPPROTO_IPV6,
+            libc::IPV6_MTU_DISCOVER,
+            libc::IPV6_PMTUDISC_PROBE,
+        ),
+    };
+    set(socket, level, option, &probe)
 }
 
 fn set<T>(

@@ -5,15 +5,20 @@
 //! pods' devices take 1450 bytes (1430 over IPv6).
 
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd as _;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
-use tracer::lab::{Family, Netns, Outcome, Server, Topology, connect};
+use tracer::lab::{Family, Netns, Outcome, Server, Topology, UdpServer, connect, udp_socket};
 use tracer_tests::faults;
+use tracer_tests::socket::never_fragment;
 use tracer_tests::{
     Expected, Fault, Observers, Pair, Views, answered, both, echo, inferred, proven, side_by_side,
     with_lab,
 };
+
+/// Longer than what goes out of one moment together may be apart.
+const PAUSE: Duration = Duration::from_millis(300);
 
 const PATIENCE: Duration = Duration::from_millis(3400);
 
@@ -273,5 +278,90 @@ fn four_bytes_more_than_its_mtu_pass_a_wire() -> Result<()> {
             true,
             &Views::all(answered()),
         )
+    })
+}
+
+/// Over IPv4: with `br_netfilter`, as here, a bridge fragments what IPv6 has too large for a port.
+#[test]
+fn a_bridge_whose_port_is_narrower() -> Result<()> {
+    let too_big = TOO_BIG
+        .at("node-b", &["port"])
+        .mtu(1380)
+        .icmp("link_layer")
+        .next("`ip netns exec node-b ip link set port mtu");
+    broken_by(
+        Family::V4,
+        |lab| {
+            without_gso(&lab.pod_b)?;
+            // pod-b's wire leads into a bridge, and the node is behind another port of it.
+            let gateway = lab.plan.gateway_b();
+            let prefix_len = if gateway.is_ipv4() { 24 } else { 48 };
+            lab.node_b.ip(&format!(
+                "address del {gateway}/{prefix_len} dev lxcb\n\
+                     link add br0 type bridge forward_delay 0 mcast_snooping 0\n\
+                     link set lxcb master br0\n\
+                     link add port mtu 1450 type veth peer name inner mtu 1450\n\
+                     link set port master br0\n\
+                     link set br0 up\n\
+                     link set port up\n\
+                     link set inner up\n\
+                     address add {gateway}/{prefix_len} dev inner nodad"
+            ))?;
+            lab.node_b.wait_for_links()?;
+            Ok(())
+        },
+        |lab| Ok(lab.node_b.ip("link set port mtu 1380").map(drop)?),
+        false,
+        &on_the_way_back(too_big, too_big),
+    )
+}
+
+#[test]
+fn datagrams_that_must_not_be_fragmented() -> Result<()> {
+    both(|family| {
+        with_lab(family, |lab| {
+            let address = lab.plan.server(7777);
+            let _server = UdpServer::start(&lab.pod_b, address, |_| {})?;
+            let observers = Observers::start(lab)?;
+            let client = || {
+                let socket = udp_socket(&lab.pod_a, SocketAddr::new(lab.plan.client_ip(), 0))?;
+                never_fragment(socket.as_fd(), family)?;
+                socket.set_read_timeout(Some(PAUSE))?;
+                anyhow::Ok(socket)
+            };
+            let (healthy, broken) = (client()?, client()?);
+            healthy.send_to(&[0; 1372], address)?;
+            ensure!(
+                healthy.recv_from(&mut [0; 2048]).is_ok(),
+                "the lab does not work while it is healthy"
+            );
+            lab.pod_b.ip("link set eth0 mtu 1380")?;
+            // A wait between them, so that the second is not of one moment with the first.
+            for _ in 0..2 {
+                broken.send_to(&[0; 1372], address)?;
+                ensure!(
+                    broken.recv_from(&mut [0; 2048]).is_err(),
+                    "the MTU stops nothing"
+                );
+            }
+            let too_big = TOO_BIG.at("node-b", &["lxcb"]).mtu(1380).icmp("link_layer");
+            observers.stop()?.check(&[
+                (
+                    healthy.local_addr()?,
+                    Views {
+                        server_node: inferred("answered"),
+                        ..Views::all(answered())
+                    },
+                ),
+                (
+                    broken.local_addr()?,
+                    Views {
+                        full: too_big,
+                        server_node: too_big,
+                        client_node: inferred("one_way"),
+                    },
+                ),
+            ])
+        })
     })
 }

@@ -43,6 +43,10 @@ const FORWARDS: [&str; 4] = [
     "veth_xmit",
 ];
 
+/// With `br_netfilter`, a bridge compares the IP packet with its port's MTU itself, and frees one that must not be fragmented;
+/// others, and those of IPv6, it fragments (net/bridge/br_netfilter_hooks.c).
+const BRIDGE_NETFILTER: [&str; 2] = ["br_nf_dev_queue_xmit", "br_nf_ip_fragment"];
+
 /// `VLAN_HLEN`
 const VLAN_LEN: u32 = 4;
 
@@ -58,8 +62,13 @@ pub fn too_big<'d>(sighting: &Sighting, devices: &'d Devices) -> Option<TooBig<'
     let trace = Trace(death);
     let own = sighting.device().and_then(|id| devices.get(id));
     if let Some(receiver) = receiver(&trace, own, devices) {
+        let room = if trace.freed_in(&BRIDGE_NETFILTER) {
+            0
+        } else {
+            VLAN_LEN
+        };
         let is_too_long =
-            !sighting.is_gso() && sighting.packet_len > receiver.mtu.saturating_add(VLAN_LEN);
+            !sighting.is_gso() && sighting.packet_len > receiver.mtu.saturating_add(room);
         return is_too_long.then_some(TooBig {
             check: Check::Link,
             narrow: Some(receiver),
@@ -84,7 +93,7 @@ fn receiver<'d>(
     devices: &'d Devices,
 ) -> Option<&'d Device> {
     let own = own?;
-    if trace.freed_in(&["br_dev_queue_push_xmit"]) {
+    if trace.freed_in(&["br_dev_queue_push_xmit"]) || trace.freed_in(&BRIDGE_NETFILTER) {
         return Some(own);
     }
     if !trace.freed_in(&FORWARDS) || trace.has(&["skb_do_redirect", "__bpf_redirect"]) {

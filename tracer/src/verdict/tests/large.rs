@@ -108,6 +108,23 @@ fn a_port_of_a_bridge_is_measured_by_itself() {
 }
 
 #[test]
+fn a_port_of_a_bridge_with_netfilter_has_no_room_to_spare() {
+    let mut story = established(View::Kernel);
+    set_mtu(&mut story, NODE_B, LXC, LEN - 1);
+    let death = killed(
+        "NOT_SPECIFIED",
+        &["br_nf_dev_queue_xmit", "br_nf_post_routing"],
+    );
+    dies(
+        &mut story,
+        &[100, 300],
+        &[THERE[3], Unseen(NODE_B, LXC)],
+        death.as_ref(),
+    );
+    story.check(VerdictCode::MtuDropped, Confidence::Proven, |_| {});
+}
+
+#[test]
 fn an_icmp_error_that_dies_in_the_pod_is_told_with_its_place() {
     let mut story = established(View::Kernel);
     dies(&mut story, &[100, 300], &THERE[..4], too_big().as_ref());
