@@ -11,6 +11,7 @@ mod expect;
 pub mod faults;
 pub mod keeper;
 pub mod kernel;
+pub mod kernel_wireguard;
 mod observers;
 pub mod offload;
 mod pairs;

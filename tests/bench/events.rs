@@ -166,6 +166,7 @@ fn connection(number: u32) -> Vec<Record> {
                 budget_spent: false,
                 ethernet,
                 headers: headers.slice(if ethernet { 0.. } else { 14.. }),
+                sealed: Bytes::new(),
             };
             records.push(Record::Event(Box::new(Event {
                 time_ns,

@@ -36,3 +36,4 @@ mod topology;
 mod verifier;
 mod watch;
 mod who;
+mod wireguard;

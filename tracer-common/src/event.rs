@@ -10,6 +10,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// Enough for Ethernet, IPv6, UDP and VXLAN twice over plus an inner TCP header with options.
 pub const HEADER_BYTES_MAX: usize = 256;
 
+/// The most header bytes of a WireGuard datagram, which end with the type of its message behind the UDP header.
+///
+/// Enough for Ethernet with a VLAN tag and IPv6, or for a VXLAN of IPv4 around the datagram.
+pub const DATAGRAM_BYTES_MAX: usize = 128;
+
 /// The most return addresses that a drop record carries: some are the tracepoint's and ours, and a netfilter drop is
 /// named by its fourth caller or later.
 pub const STACK_FRAMES_MAX: usize = 16;
@@ -117,7 +122,12 @@ pub struct SkbInfo {
     /// 1 where this sighting took the last of its flow's budget, see [`crate::budget`], else 0.
     pub budget_spent: u8,
     /// Zero.
-    pub reserved: [u8; 5],
+    pub reserved: u8,
+    /// How many bytes of headers follow those of a WireGuard datagram: the packet's that is encrypted in it, from its IP
+    /// header on. 0 where there is no such packet, or it is not known.
+    pub sealed_len: u16,
+    /// Zero.
+    pub reserved_too: u16,
 }
 
 /// An skb at a hook; `skb.header_len` bytes of headers follow it in the ring.
@@ -202,6 +212,11 @@ pub struct SocketRecord {
     pub snd_una: u32,
     /// `tcp_skb_cb.seq` of the segment that is sent again; valid with [`SOCKET_SENDS_AGAIN`].
     pub seq: u32,
+}
+
+/// A device as the key of a map: its namespace's inode number and its ifindex.
+pub const fn device_key(netns_inum: u32, ifindex: u32) -> u64 {
+    (netns_inum as u64) << 32 | ifindex as u64
 }
 
 const _: () = {

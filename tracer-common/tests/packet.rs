@@ -163,6 +163,36 @@ fn a_tunnel_is_read_only_at_a_declared_port() {
 }
 
 #[test]
+fn a_wireguard_message_is_known_by_either_port_and_by_its_first_bytes() {
+    let mut ports = TunnelPorts::NONE;
+    assert!(ports.declare(51820, Tunnel::Wireguard));
+    let tunnel = |src, dst, payload: &[u8]| {
+        let built = build(&Spec {
+            payload: payload.to_vec(),
+            ..spec(Vec::new(), Transport::Udp { src, dst })
+        });
+        let frame = frame(Start::Ethernet, built.bytes.len());
+        let packet = Packet::parse(&built.bytes, frame, &ports);
+        assert_eq!((packet.count, packet.status), (1, Status::Complete));
+        packet.inner().unwrap().tunnel
+    };
+    let data = [4, 0, 0, 0, 7, 7, 7, 7];
+    assert_eq!(tunnel(40000, 51820, &data), Tunnel::Wireguard);
+    assert_eq!(tunnel(51820, 40000, &data), Tunnel::Wireguard);
+    assert_eq!(tunnel(40000, 40000, &data), Tunnel::None);
+    // Others may use the port, too.
+    assert_eq!(
+        tunnel(40000, 51820, &[5, 0, 0, 0, 7, 7, 7, 7]),
+        Tunnel::None
+    );
+    assert_eq!(
+        tunnel(40000, 51820, &[4, 0, 1, 0, 7, 7, 7, 7]),
+        Tunnel::None
+    );
+    assert_eq!(tunnel(40000, 51820, &data[..4]), Tunnel::None);
+}
+
+#[test]
 fn tunnel_ports_are_bounded_and_replaced() {
     let mut ports = TunnelPorts::NONE;
     assert!(!ports.declare(0, Tunnel::Vxlan));

@@ -10,7 +10,7 @@ use aya_ebpf::{
     },
 };
 use tracer_common::{
-    event::{DropRecord, EventHeader, HEADER_BYTES_MAX, Kind},
+    event::{DATAGRAM_BYTES_MAX, DropRecord, EventHeader, HEADER_BYTES_MAX, Kind},
     ledger::Counter,
     packet::{self, Packet},
 };
@@ -19,10 +19,14 @@ use crate::{
     config::config,
     maps::{EVENTS, SCRATCH, SCRATCH_BUSY, count, counted},
     skb::{Place, Window},
+    wireguard::Sealed,
 };
 
 /// How often a CPU looks whether the ring fills up, in records.
 const FILL_CHECK_INTERVAL: u64 = 32;
+
+/// The most bytes that follow a record.
+const EMITTED_BYTES_MAX: u32 = (DATAGRAM_BYTES_MAX + HEADER_BYTES_MAX) as u32;
 
 /// Where one running hook works. The captured bytes follow the record, so that both leave together.
 #[repr(C)]
@@ -31,6 +35,12 @@ pub struct Scratch {
     pub packet: Packet,
     /// 1 if this sighting takes the last of its flow's budget, else 0.
     pub budget_spent: u64,
+    /// How many of the captured bytes are headers.
+    pub header_len: u32,
+    /// How many bytes behind those are the headers of the packet that a WireGuard datagram carries.
+    pub sealed_len: u32,
+    /// Where a packet is kept that is to be remembered, or to make room for a datagram.
+    pub sealed: Sealed,
     record: [u64; size_of::<DropRecord>() / 8],
     /// What it was parsed from.
     pub captured: packet::Scratch,
@@ -71,16 +81,22 @@ impl Scratch {
         unsafe { self.record.as_mut_ptr().byte_add(skipped).cast() }
     }
 
-    /// Writes the record of type `T` and the first `header_len` bytes behind it to the ring.
+    /// How many bytes of headers follow a packet's record.
     #[inline(always)]
-    pub fn emit<T>(&mut self, header_len: u32) {
-        let header_len = if header_len > HEADER_BYTES_MAX as u32 {
-            HEADER_BYTES_MAX as u32
+    pub fn following(&self) -> u32 {
+        self.header_len.wrapping_add(self.sealed_len)
+    }
+
+    /// Writes the record of type `T` and the first `len` bytes behind it to the ring.
+    #[inline(always)]
+    pub fn emit<T>(&mut self, len: u32) {
+        let len = if len > EMITTED_BYTES_MAX {
+            EMITTED_BYTES_MAX
         } else {
-            header_len
+            len
         };
         let record: *mut T = self.record();
-        output(record.cast(), size_of::<T>() as u64 + u64::from(header_len));
+        output(record.cast(), size_of::<T>() as u64 + u64::from(len));
     }
 }
 

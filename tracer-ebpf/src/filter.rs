@@ -14,6 +14,7 @@ use crate::{
     maps::{FLOWS, NETNS_SET, TUNNEL_PORTS, count},
     skb::{Place, SkBuff, Window},
     translation::{follow, is_followed},
+    wireguard,
 };
 
 /// Whether the namespace is watched. What has none may belong to any, so it is.
@@ -26,6 +27,17 @@ pub fn watches(place: &Place) -> bool {
     unsafe { NETNS_SET.get(place.netns_inum) }.is_some()
 }
 
+/// What becomes of a packet at a hook.
+#[derive(Clone, Copy)]
+pub enum Admission {
+    /// It is not wanted.
+    Refused,
+    /// It is to be reported.
+    Granted,
+    /// It is to be remembered: what it carries is not known yet.
+    Postponed,
+}
+
 /// Reads and parses the packet into the scratch space, and says whether it is wanted. The namespace is 0 where it is not
 /// known yet.
 #[inline(always)]
@@ -35,9 +47,19 @@ pub fn admits(
     skb: SkBuff,
     window: &Window,
     netns_inum: u32,
-) -> bool {
+) -> Admission {
     if !parse_window(scratch, window) {
-        return false;
+        return Admission::Refused;
+    }
+    scratch.budget_spent = 0;
+    scratch.sealed_len = 0;
+    if wireguard::is_datagram(scratch) {
+        // Its packet was within the budget, or is yet to be weighed.
+        return match wireguard::rule(scratch, skb.address_of(), kind) {
+            wireguard::Ruling::Ignore => Admission::Refused,
+            wireguard::Ruling::Report => Admission::Granted,
+            wireguard::Ruling::Remember => Admission::Postponed,
+        };
     }
     let packet = &scratch.packet;
     let dies = matches!(kind, Kind::Drop | Kind::Consume);
@@ -56,10 +78,14 @@ pub fn admits(
         {
             count(Counter::Unreadable);
         }
-        return false;
+        return Admission::Refused;
     }
-    scratch.budget_spent = 0;
-    dies || within_budget(scratch)
+    scratch.header_len = packet.headers_len(scratch.captured.len as u32);
+    if dies || within_budget(scratch) {
+        Admission::Granted
+    } else {
+        Admission::Refused
+    }
 }
 
 /// Whether the flow of what a socket says is selected.

@@ -29,6 +29,7 @@ mod maps;
 mod skb;
 mod socket;
 mod translation;
+mod wireguard;
 
 /// The kernel half has no panics: what could panic does not pass the verifier, which sees an endless loop here.
 #[cfg(not(test))]

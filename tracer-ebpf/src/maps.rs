@@ -10,7 +10,12 @@ use tracer_common::{
     packet::TunnelPorts,
 };
 
-use crate::{emit::Scratch, socket::Owner, translation::Passing};
+use crate::{
+    emit::Scratch,
+    socket::Owner,
+    translation::Passing,
+    wireguard::{Datagram, Sealed},
+};
 
 /// How many hooks can run inside each other on one CPU: in a task, in a softirq and in a hard interrupt. The
 /// numbers of the spaces are those that [`crate::emit::with_scratch`] makes of the bits 0, 1 and 2.
@@ -31,6 +36,17 @@ const PASSING_MAX: u32 = 16_384;
 
 /// Translated flows that are followed. What does not fit is counted.
 const TRANSLATED_MAX: u32 = 16_384;
+
+/// WireGuard devices that are known.
+const WIREGUARD_DEVICES_MAX: u32 = 1024;
+
+/// Packets that are being encrypted, or wait for a session. Of those that are forgotten too early `wireguard::note` has a
+/// count.
+pub const SEALED_MAX: u32 = 4096;
+
+/// Datagrams that are being decrypted: a device's queue holds 1024 (`MAX_QUEUED_PACKETS`). Of one that is forgotten too
+/// early only its hop is missing.
+const DATAGRAMS_MAX: u32 = 4096;
 
 /// The records; userspace chooses the size.
 #[map]
@@ -76,6 +92,27 @@ pub static TRANSLATED: HashMap<u64, u8> = HashMap::with_max_entries(TRANSLATED_M
 #[map]
 pub static FOLLOWING: Array<u32> = Array::with_max_entries(2, 0);
 
+/// The WireGuard devices, by [`tracer_common::event::device_key`]; userspace says which there are.
+#[map]
+pub static WIREGUARD_DEVICES: HashMap<u64, u8> =
+    HashMap::with_max_entries(WIREGUARD_DEVICES_MAX, 0);
+
+/// Packets that a WireGuard device was handed, by the address of their skb.
+#[map]
+pub static SEALED: LruHashMap<u64, Sealed> = LruHashMap::with_max_entries(SEALED_MAX, 0);
+
+/// When each of the latest of them was remembered; 0 once its datagram was seen.
+#[map]
+pub static SEALED_SINCE: Array<u64> = Array::with_max_entries(SEALED_MAX, 0);
+
+/// How many there were so far.
+#[map]
+pub static SEALED_COUNT: Array<u64> = Array::with_max_entries(1, 0);
+
+/// Datagrams to the ports of WireGuard devices, by the address of their skb.
+#[map]
+pub static DATAGRAMS: LruHashMap<u64, Datagram> = LruHashMap::with_max_entries(DATAGRAMS_MAX, 0);
+
 /// The UDP ports that tunnels listen on; userspace may replace them at any time.
 #[map]
 pub static TUNNEL_PORTS: Array<TunnelPorts> = Array::with_max_entries(1, 0);
@@ -92,8 +129,8 @@ pub fn count(counter: Counter) {
 /// promises no more than loads and stores, although every kernel knows this instruction.
 #[cfg(target_arch = "bpf")]
 #[inline(always)]
-fn increment(slot: *mut u64) {
-    // SAFETY: the slot is this CPU's own u64 in a map, aligned and never freed.
+pub fn increment(slot: *mut u64) {
+    // SAFETY: the slot is a u64 in a map, aligned and never freed.
     unsafe {
         core::arch::asm!(
             "lock *(u64 *)({slot} + 0) += {one}",
@@ -105,7 +142,7 @@ fn increment(slot: *mut u64) {
 
 /// Lets the crate be checked on the host, where it never runs.
 #[cfg(not(target_arch = "bpf"))]
-fn increment(slot: *mut u64) {
+pub fn increment(slot: *mut u64) {
     // SAFETY: as above.
     unsafe { *slot += 1 }
 }

@@ -10,15 +10,18 @@ use core::ffi::c_void;
 use aya_ebpf::helpers::bpf_probe_read_kernel;
 use tracer_common::{
     config::MISSING,
-    event::{HEADER_BYTES_MAX, SkbInfo},
+    event::{HEADER_BYTES_MAX, SkbInfo, device_key},
     packet::Start,
 };
 
-use crate::config::config;
+use crate::{config::config, emit::Scratch};
 
 /// `ARPHRD_ETHER` and `ARPHRD_LOOPBACK`, whose frames begin with an Ethernet header.
 const ARPHRD_ETHER: u16 = 1;
 const ARPHRD_LOOPBACK: u16 = 772;
+
+/// `ARPHRD_NONE`
+const ARPHRD_NONE: u16 = 0xfffe;
 
 const ETH_HLEN: u32 = 14;
 
@@ -72,6 +75,11 @@ impl Place {
         netns_inum: 0,
         ifindex: 0,
     };
+
+    /// A device's key in a map.
+    pub fn key(&self) -> u64 {
+        device_key(self.netns_inum, self.ifindex)
+    }
 
     /// The namespace behind a pointer that the verifier knows as a `struct net`.
     #[inline(always)]
@@ -135,6 +143,13 @@ impl Device {
             ifindex: load(self.0, config!(offsets.dev_ifindex)),
             ..Place::of_net(net)
         }
+    }
+
+    /// Whether it has no link header, as tun and WireGuard devices have none.
+    #[inline(always)]
+    pub fn has_no_link_header(self) -> bool {
+        let kind: u16 = load(self.0, config!(offsets.dev_type));
+        kind == ARPHRD_NONE
     }
 
     #[inline(always)]
@@ -332,9 +347,9 @@ impl SkBuff {
         Place::UNKNOWN
     }
 
-    /// What a record says of the skb, `header_len` bytes of which follow it.
+    /// What a record says of the skb; the bytes that follow it are in the scratch space.
     #[inline(always)]
-    pub fn info(self, window: &Window, header_len: u16) -> SkbInfo {
+    pub fn info(self, window: &Window, scratch: &Scratch) -> SkbInfo {
         let head: u64 = load(self.0, config!(offsets.skb_head));
         let end: u32 = load(self.0, config!(offsets.skb_end));
         let shared_info = head.wrapping_add(u64::from(end));
@@ -345,11 +360,13 @@ impl SkBuff {
             protocol: self.protocol(),
             vlan_tci: self.vlan_tci(),
             gso_size: probe(shared_info, config!(offsets.shinfo_gso_size)).unwrap_or(0),
-            header_len,
+            header_len: scratch.header_len as u16,
             start: window.start as u8,
             pkt_type: self.pkt_type(),
-            budget_spent: 0,
-            reserved: [0; 5],
+            budget_spent: scratch.budget_spent as u8,
+            reserved: 0,
+            sealed_len: scratch.sealed_len as u16,
+            reserved_too: 0,
         }
     }
 

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-use tracer_common::packet::{IpProto, Tunnel, TunnelPorts};
+use tracer_common::packet::{IpProto, TunnelPorts};
 
 use crate::decode;
 use crate::devices::Devices;
@@ -100,9 +100,9 @@ impl Analysis {
         }
     }
 
-    /// Whether a device of a tunnel receives on this UDP port.
+    /// Whether a VXLAN or Geneve device receives on this UDP port. A datagram tells whether it is WireGuard's.
     pub fn is_tunnel_port(&self, port: u16) -> bool {
-        self.ports.lookup(port) != Tunnel::None
+        self.ports.lookup(port).has_vni()
     }
 
     /// When the window ended, and why: by the trailer, or where the stream was cut, by its last event.

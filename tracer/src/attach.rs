@@ -4,7 +4,7 @@
 //! [`Attached`], which the kernel closes even after SIGKILL.
 
 use std::{
-    collections::hash_map::RandomState,
+    collections::{BTreeSet, hash_map::RandomState},
     fs::File,
     hash::BuildHasher as _,
     io::{self, Read as _, Seek as _, SeekFrom},
@@ -20,6 +20,7 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use thiserror::Error;
 use tracer_common::{
     config::{Config, MISSING},
+    event::device_key,
     filter::FilterProgram,
     ledger::{COUNTERS, Counter},
     packet::TunnelPorts,
@@ -27,6 +28,7 @@ use tracer_common::{
 use zerocopy::IntoBytes as _;
 
 use crate::{
+    event::DeviceId,
     kernel::{btf::Btf, drop_reasons::DropReasons, features::Features, symbols::Symbols},
     record::{BlindSpot, Hook, HookState, Ledger},
     source::ring::Ring,
@@ -72,6 +74,8 @@ pub struct AttachOptions {
     pub budget: u32,
     /// The tunnels that are known already; [`Control::set_tunnel_ports`] adds those that appear later.
     pub tunnel_ports: TunnelPorts,
+    /// The WireGuard devices that are known already; [`Control::set_wireguard_devices`] adds those that appear later.
+    pub wireguard_devices: Vec<DeviceId>,
 }
 
 impl Default for AttachOptions {
@@ -83,6 +87,7 @@ impl Default for AttachOptions {
             ring_bytes: RING_BYTES,
             budget: BUDGET,
             tunnel_ports: TunnelPorts::NONE,
+            wireguard_devices: Vec::new(),
         }
     }
 }
@@ -115,6 +120,7 @@ pub struct Control {
     programs: Option<Ebpf>,
     ledger: PerCpuArray<MapData, u64>,
     tunnel_ports: Array<MapData, PortBytes>,
+    wireguard: WireguardDevices,
     /// `/proc/self/fdinfo` of each program, opened while that is allowed.
     program_info: Vec<File>,
     /// How many runs the kernel had skipped when the programs were last asked.
@@ -164,6 +170,34 @@ impl Control {
     /// Declares the UDP ports that tunnels listen on, in place of those declared before.
     pub fn set_tunnel_ports(&mut self, ports: &TunnelPorts) -> Result<(), MapError> {
         declare(&mut self.tunnel_ports, ports)
+    }
+
+    /// Says which WireGuard devices there are, in place of what was said before.
+    pub fn set_wireguard_devices(&mut self, devices: &[DeviceId]) -> Result<(), MapError> {
+        self.wireguard.set(devices)
+    }
+}
+
+/// The set of WireGuard devices in the kernel, and what is in it.
+struct WireguardDevices {
+    map: HashMap<MapData, u64, u8>,
+    keys: BTreeSet<u64>,
+}
+
+impl WireguardDevices {
+    fn set(&mut self, devices: &[DeviceId]) -> Result<(), MapError> {
+        let keys = devices.iter();
+        let keys: BTreeSet<u64> = keys
+            .map(|id| device_key(id.netns.inum, id.ifindex))
+            .collect();
+        for key in self.keys.difference(&keys) {
+            self.map.remove(key)?;
+        }
+        for key in keys.difference(&self.keys) {
+            self.map.insert(key, 1, 0)?;
+        }
+        self.keys = keys;
+        Ok(())
     }
 }
 
@@ -229,6 +263,15 @@ pub fn attach(options: &AttachOptions) -> Result<Attached, AttachError> {
         Array::try_from(take(&mut ebpf, "TUNNEL_PORTS")?).map_err(in_map("TUNNEL_PORTS"))?;
     declare(&mut tunnel_ports, &options.tunnel_ports).map_err(in_map("TUNNEL_PORTS"))?;
 
+    let map = take(&mut ebpf, "WIREGUARD_DEVICES")?;
+    let mut wireguard = WireguardDevices {
+        map: HashMap::try_from(map).map_err(in_map("WIREGUARD_DEVICES"))?,
+        keys: BTreeSet::new(),
+    };
+    wireguard
+        .set(&options.wireguard_devices)
+        .map_err(in_map("WIREGUARD_DEVICES"))?;
+
     let Programs {
         hooks,
         mut blind_spots,
@@ -246,6 +289,7 @@ pub fn attach(options: &AttachOptions) -> Result<Attached, AttachError> {
             missed_runs: 0,
             ledger,
             tunnel_ports,
+            wireguard,
             program_info,
         },
     })

@@ -23,12 +23,20 @@ pub fn sighting(event: &Event, ports: &TunnelPorts) -> Option<Sighting> {
         What::Drop { skb, death } => (skb, Point::Drop(Box::new(death.clone()))),
         What::XmitFailed { .. } | What::Socket { .. } => return None,
     };
-    let packet = parse(skb, ports);
+    let datagram = parse(skb, ports);
+    let sealed = sealed(skb, ports);
+    // What is encrypted lies in a layer of its own, with its own header bytes.
+    let (packet, bytes) = match &sealed {
+        Some(sealed) => (sealed, &skb.sealed),
+        None => (&datagram, &skb.headers),
+    };
     let inner = packet.inner()?;
     // An ICMP error is filed with the flow whose segment it quotes.
     let flow = packet.flow()?;
-    let message = message(&skb.headers, flow)?;
-    let outer = packet.outer()?;
+    let message = message(bytes, flow)?;
+    let outer = datagram.outer()?;
+    let layers = datagram.layers().iter();
+    let layers = layers.chain(sealed.iter().flat_map(Packet::layers));
     Some(Sighting {
         time_ns: event.time_ns,
         cpu: event.cpu,
@@ -47,7 +55,7 @@ pub fn sighting(event: &Event, ports: &TunnelPorts) -> Option<Sighting> {
         tuple: tuple(flow, message),
         message,
         icmp: packet.has_quoted.then(|| icmp(inner)),
-        tunnels: packet.layers().iter().filter_map(tunnel).collect(),
+        tunnels: layers.filter_map(tunnel).collect(),
         dst_mac: dst_mac(skb),
     })
 }
@@ -131,6 +139,15 @@ fn icmp(layer: &Layer) -> IcmpError {
     }
 }
 
+/// The headers of the packet that is encrypted in a WireGuard datagram, where they are known.
+pub fn sealed(skb: &Skb, ports: &TunnelPorts) -> Option<Packet> {
+    let frame = Frame {
+        start: Start::Ip,
+        len_bytes: u32::try_from(skb.sealed.len()).ok()?,
+    };
+    (!skb.sealed.is_empty()).then(|| Packet::parse(&skb.sealed, frame, ports))
+}
+
 /// The headers of a packet.
 pub fn parse(skb: &Skb, ports: &TunnelPorts) -> Packet {
     let frame = Frame {
@@ -150,12 +167,14 @@ fn tunnel(layer: &Layer) -> Option<Tunnel> {
         packet::Tunnel::Vxlan => TunnelKind::Vxlan,
         packet::Tunnel::Geneve => TunnelKind::Geneve,
         packet::Tunnel::IpInIp => TunnelKind::IpInIp,
+        packet::Tunnel::Wireguard => TunnelKind::Wireguard,
     };
     Some(Tunnel {
         kind,
         vni: layer.tunnel.has_vni().then_some(layer.vni),
         outer_src: layer.src_addr(),
         outer_dst: layer.dst_addr(),
+        udp_src_port: (kind == TunnelKind::Wireguard).then_some(layer.src_port),
         udp_port: layer.is_udp().then_some(layer.dst_port),
     })
 }

@@ -163,11 +163,12 @@ impl Devices {
     }
 }
 
-/// The UDP port that a VXLAN or Geneve device declares.
+/// The UDP port at which a VXLAN, Geneve or WireGuard device receives.
 pub fn tunnel_port(device: &Device) -> Option<(u16, Tunnel)> {
     let tunnel = match device.kind.as_str() {
         "vxlan" => Tunnel::Vxlan,
         "geneve" => Tunnel::Geneve,
+        "wireguard" => Tunnel::Wireguard,
         _ => return None,
     };
     Some((device.udp_port?, tunnel))

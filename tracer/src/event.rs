@@ -185,6 +185,11 @@ pub struct Skb {
     #[serde(with = "hex")]
     #[schemars(with = "String", regex(pattern = "^([0-9a-f]{2})*$"))]
     pub headers: Bytes,
+    /// Where this is a WireGuard datagram: the first bytes of the packet that is encrypted in it, from its IP header on, as
+    /// the device had it before it was encrypted or after it was decrypted; headers only. Else empty.
+    #[serde(with = "hex", default, skip_serializing_if = "Bytes::is_empty")]
+    #[schemars(with = "String", regex(pattern = "^([0-9a-f]{2})*$"))]
+    pub sealed: Bytes,
 }
 
 #[expect(
@@ -214,6 +219,9 @@ pub struct Death {
     /// Its callers, nearest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub callers: Vec<Symbol>,
+    /// What the driver that freed it returned, which another event tells: the flow's table adds it.
+    #[serde(skip)]
+    pub result: Option<i32>,
 }
 
 /// Where the kernel takes up a packet that waited: what called these was busy with something else, if only with the packet

@@ -83,6 +83,84 @@ pub enum Fact {
         /// The process.
         owner: Owner,
     },
+    /// A WireGuard device and its peers, when the trace began, when the device came up, or when the trace ended.
+    Wireguard(Box<Wireguard>),
+}
+
+/// A WireGuard device as it told itself: never its keys, but for the first letters of public ones.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Wireguard {
+    /// The device.
+    pub device: DeviceId,
+    /// CLOCK_MONOTONIC when it was asked.
+    pub asked_ns: u64,
+    /// The UDP port that it listens on and sends from, or 0 while it is down.
+    pub listen_port: u16,
+    /// The mark of its datagrams, or 0 for none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub fwmark: u32,
+    /// Its peers.
+    pub peers: Vec<WireguardPeer>,
+    /// There are more peers or AllowedIPs than are told here.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub truncated: bool,
+}
+
+/// A peer of a WireGuard device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct WireguardPeer {
+    /// The first letters of its public key, as `wg` writes it.
+    pub public_key: String,
+    /// Where datagrams to it are sent; `None` while that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<SocketAddr>,
+    /// The addresses that are its own: packets to them go to it, and packets from it must come from them.
+    pub allowed_ips: Vec<Prefix>,
+    /// CLOCK_MONOTONIC of the latest handshake; `None` where there was none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latest_handshake_ns: Option<u64>,
+    /// Bytes of datagrams that came from it.
+    pub rx_bytes: u64,
+    /// Bytes of datagrams to it.
+    pub tx_bytes: u64,
+    /// How often it is sent something in any case, in seconds; 0 for never.
+    #[serde(default, skip_serializing_if = "is_zero_u16")]
+    pub keepalive_s: u16,
+}
+
+/// After so long a session is not used any more (`REJECT_AFTER_TIME`, drivers/net/wireguard/messages.h).
+const SESSION_FOR_NS: u64 = 180_000_000_000;
+
+impl Wireguard {
+    /// The peer that has an address: the longest of all AllowedIPs decides.
+    pub fn peer_of(&self, addr: IpAddr) -> Option<&WireguardPeer> {
+        let longest = |peer: &WireguardPeer| {
+            let prefixes = peer.allowed_ips.iter();
+            prefixes
+                .filter(|prefix| prefix.contains(addr))
+                .map(|prefix| prefix.len)
+                .max()
+        };
+        let peers = self.peers.iter();
+        let matching = peers.filter_map(|peer| Some((longest(peer)?, peer)));
+        matching.max_by_key(|(len, _)| *len).map(|(_, peer)| peer)
+    }
+}
+
+impl WireguardPeer {
+    /// Whether there may have been a session at a time, as far as a handshake tells.
+    pub fn may_have_session(&self, at_ns: u64) -> bool {
+        self.latest_handshake_ns
+            .is_some_and(|latest_ns| at_ns < latest_ns.saturating_add(SESSION_FOR_NS))
+    }
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes fields by reference"
+)]
+fn is_zero_u16(value: &u16) -> bool {
+    *value == 0
 }
 
 impl Fact {
@@ -92,6 +170,7 @@ impl Fact {
             Self::Counter { .. } | Self::DeviceCounter { .. } => None,
             Self::Route(route) => Some(route.asked_ns),
             Self::Socket(socket) => Some(socket.asked_ns),
+            Self::Wireguard(device) => Some(device.asked_ns),
             Self::Sysctl { asked_ns, .. }
             | Self::Neighbour { asked_ns, .. }
             | Self::Process { asked_ns, .. }
@@ -313,6 +392,22 @@ pub struct Prefix {
     pub addr: IpAddr,
     /// How many of the address's bits count.
     pub len: u8,
+}
+
+impl Prefix {
+    /// Whether an address is in it.
+    pub fn contains(&self, addr: IpAddr) -> bool {
+        let (bits, one, other) = match (self.addr, addr) {
+            (IpAddr::V4(one), IpAddr::V4(other)) => {
+                (32, u128::from(one.to_bits()), u128::from(other.to_bits()))
+            }
+            (IpAddr::V6(one), IpAddr::V6(other)) => (128, one.to_bits(), other.to_bits()),
+            _ => return false,
+        };
+        // What is left of a difference behind the prefix does not count.
+        let behind = bits - u32::from(self.len).min(bits);
+        (one ^ other).checked_shr(behind).unwrap_or(0) == 0
+    }
 }
 
 impl std::fmt::Display for Prefix {

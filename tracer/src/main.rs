@@ -7,15 +7,15 @@ use anyhow::Result;
 use clap::Parser as _;
 use tracer::cli::{Cli, Command};
 use tracer::config::{ConfigError, ReportSink, TraceConfig, WatchConfig};
-use tracer::topology::{NETNS_HELPER, serve_netns};
+use tracer::topology::{NETNS_HELPER, WIREGUARD_HELPER, serve_netns, serve_wireguard};
 use tracer::{check, demo, exit, manual, mtu, replay, report, trace, watch};
 
 fn main() -> ExitCode {
-    let helper = std::env::args_os()
-        .next()
-        .is_some_and(|name| name == NETNS_HELPER);
-    let result = if helper {
+    let name = std::env::args_os().next().unwrap_or_default();
+    let result = if name == NETNS_HELPER {
         serve_netns().map(|()| exit::OK)
+    } else if name == WIREGUARD_HELPER {
+        serve_wireguard().map(|()| exit::OK)
     } else {
         run(Cli::parse().command)
     };

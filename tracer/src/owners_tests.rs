@@ -122,6 +122,7 @@ fn a_packet_is_of_a_socket_only_where_its_address_is() {
         vni: Some(1),
         outer_src: client().ip(),
         outer_dst: server().ip(),
+        udp_src_port: None,
         udp_port: Some(4789),
     });
     owners.note(&inside, &devices());

@@ -151,7 +151,7 @@ pub struct Device {
     /// The VNI of a VXLAN or Geneve device; `None` also for one in external (metadata) mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vni: Option<u32>,
-    /// The UDP port that a VXLAN or Geneve device receives on.
+    /// The UDP port that a VXLAN, Geneve or WireGuard device receives on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub udp_port: Option<u16>,
     /// The device below (VLAN, macvlan, a tunnel bound to a device); `None` where it is in a namespace that is not known.

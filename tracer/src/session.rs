@@ -21,10 +21,13 @@ use crate::config::ObserverConfig;
 use crate::export::capture::CaptureWriter;
 use crate::export::events::EventLog;
 use crate::host::Host;
-use crate::record::{CAPTURE_SCHEMA, Header, Record, StoppedBy, Trailer, View};
+use crate::record::{CAPTURE_SCHEMA, Device, Fact, Header, Record, StoppedBy, Trailer, View};
 use crate::source::ring::Ring;
 use crate::topology::{Counters, Pace, Statistics, Topology, tunnel_ports};
 use crate::{clock, privilege};
+
+/// This program, to be started as a helper.
+const OWN_PROGRAM: &str = "/proc/self/exe";
 
 /// How often the ring is emptied: nothing wakes its reader while it is less than half full.
 const DRAIN_EVERY: Duration = Duration::from_millis(10);
@@ -155,7 +158,8 @@ impl Session {
         privilege::check()?;
         let mut topology = Topology::open()?;
         let view = topology.view(&config.netns, config.pods)?;
-        topology.start_helper(Path::new("/proc/self/exe"), view == View::Kernel);
+        topology.start_helper(Path::new(OWN_PROGRAM), view == View::Kernel);
+        let wireguard = topology.know_wireguard(Path::new(OWN_PROGRAM));
         let attached = attach(&AttachOptions {
             filter: *config.filter_program,
             netns: match &view {
@@ -166,6 +170,7 @@ impl Session {
             ring_bytes: config.ring_bytes,
             budget: if config.all_packets { 0 } else { BUDGET },
             tunnel_ports: tunnel_ports(&topology.devices()).0,
+            wireguard_devices: topology.wireguard_devices(),
         })?;
         let mut counters = Counters::open(&topology, &view);
         counters.begin();
@@ -196,7 +201,7 @@ impl Session {
             },
             last_clock_ns: 0,
         };
-        session.begin(header)?;
+        session.begin(header, wireguard)?;
         privilege::drop_all(&[]).context("cannot give up privileges")?;
         if !config.quiet {
             anstream::eprintln!("tracer: ready ({count} of {offered} hooks)");
@@ -209,12 +214,15 @@ impl Session {
         &self.sink.analysis.header.hostname
     }
 
-    fn begin(&mut self, header: Header) -> Result<()> {
+    fn begin(&mut self, header: Header, wireguard: Vec<Fact>) -> Result<()> {
         self.sink.push(&Record::Header(Box::new(header)));
         self.read_clocks(clock::monotonic_ns()?)?;
         let devices = self.topology.devices();
         for device in devices {
             self.sink.push(&Record::Device(Box::new(device)));
+        }
+        for fact in wireguard {
+            self.sink.push(&Record::Fact(fact));
         }
         self.declare_tunnels()?;
         self.sink.flush();
@@ -310,7 +318,15 @@ impl Session {
     fn look(&mut self) -> Result<u64> {
         let now_ns = clock::monotonic_ns()?;
         self.ask_who(SOCKETS_PER_LOOK)?;
-        let changes = self.topology.poll();
+        let mut changes = self.topology.poll();
+        // A WireGuard device tells its port only when it is asked, and has one only while it is up.
+        let is_wireguard = |device: &Device| device.kind == "wireguard" && !device.removed;
+        if changes.iter().any(is_wireguard) {
+            for fact in self.topology.wireguard() {
+                self.sink.push(&Record::Fact(fact));
+            }
+            changes.extend(self.topology.poll());
+        }
         self.counters.follow(&self.topology);
         if !changes.is_empty() {
             for device in changes {
@@ -338,6 +354,8 @@ impl Session {
     fn declare_tunnels(&mut self) -> Result<()> {
         let (ports, _beyond) = tunnel_ports(&self.topology.devices());
         self.control.set_tunnel_ports(&ports)?;
+        let wireguard = self.topology.wireguard_devices();
+        self.control.set_wireguard_devices(&wireguard)?;
         Ok(())
     }
 
@@ -365,6 +383,8 @@ impl Session {
         let ledger = self.control.ledger(&self.ring, clock::monotonic_ns()?)?;
         self.sink.push(&Record::Ledger(ledger));
         let counted = self.statistics.finish(&mut self.topology);
+        let wireguard = self.topology.wireguard();
+        let counted = counted.into_iter().chain(wireguard);
         for fact in self.counters.finish().into_iter().chain(counted) {
             self.sink.push(&Record::Fact(fact));
         }

@@ -1,4 +1,4 @@
-//! VXLAN and Geneve at the UDP ports that devices declare, and IP in IP.
+//! VXLAN, Geneve and WireGuard at the UDP ports that devices declare, and IP in IP.
 
 use network_types::{
     geneve::GeneveHdr,
@@ -34,6 +34,8 @@ pub enum Tunnel {
     Geneve = 2,
     /// An IPv4 or IPv6 packet directly in an IP packet (RFC 2003, RFC 4213); it has no VNI.
     IpInIp = 3,
+    /// A datagram from or to the port of a WireGuard device, whatever is in it: that is encrypted.
+    Wireguard = 4,
 }
 
 impl Tunnel {
@@ -140,6 +142,17 @@ pub(super) fn parse<R: Reader>(
     }
     let tunnel = ports.lookup(layer.dst_port);
     if !tunnel.has_vni() {
+        // A WireGuard device sends from the port that it listens on; its peer may listen on another. Either may be a port
+        // that others use elsewhere (53, 443), so the message must be one of WireGuard's.
+        if (matches!(tunnel, Tunnel::Wireguard)
+            || matches!(ports.lookup(layer.src_port), Tunnel::Wireguard))
+            && matches!(
+                reader.bytes(usize::from(at) + UdpHdr::LEN),
+                Some([1..=4, 0, 0, 0])
+            )
+        {
+            layer.tunnel = Tunnel::Wireguard;
+        }
         return Some(Next::Nothing);
     }
     let at = usize::from(at) + UdpHdr::LEN;

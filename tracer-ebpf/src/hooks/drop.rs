@@ -15,7 +15,7 @@ use super::report;
 use crate::{
     config::config,
     emit::{header, with_scratch},
-    filter::{admits, watches},
+    filter::{Admission, admits, watches},
     maps::count,
     skb::{Place, SkBuff},
 };
@@ -54,18 +54,20 @@ fn dropped(ctx: &BtfTracePointContext, reason: u32) {
         return;
     };
     with_scratch(|scratch| {
-        if !admits(scratch, Kind::Drop, skb, &window, 0) {
+        if matches!(
+            admits(scratch, Kind::Drop, skb, &window, 0),
+            Admission::Refused
+        ) {
             return;
         }
         let Some(place) = watched_place(skb) else {
             return;
         };
-        let len = scratch.packet.headers_len(scratch.captured.len as u32);
         let record = scratch.record::<DropRecord>();
         // SAFETY: the record lies in the scratch space, which is ours; the helper writes no more than it is told.
         unsafe {
             (&raw mut (*record).header).write(header(Kind::Drop, &place));
-            (&raw mut (*record).skb).write(skb.info(&window, len as u16));
+            (&raw mut (*record).skb).write(skb.info(&window, scratch));
             (&raw mut (*record).location).write(ctx.arg(1));
             (&raw mut (*record).reason).write(reason);
             let written = bpf_get_stack(
@@ -85,9 +87,9 @@ fn dropped(ctx: &BtfTracePointContext, reason: u32) {
             ctx,
             "kfree_skb: reason {}, {} bytes of headers",
             reason,
-            len
+            scratch.header_len
         );
-        scratch.emit::<DropRecord>(len);
+        scratch.emit::<DropRecord>(scratch.following());
     });
 }
 
@@ -104,7 +106,7 @@ pub fn tracer_consume(ctx: BtfTracePointContext) -> i32 {
     let Some(window) = skb.network_window() else {
         return 0;
     };
-    report(Kind::Consume, skb, &window, 0, || watched_place(skb));
+    report(Kind::Consume, skb, &window, 0, false, || watched_place(skb));
     0
 }
 

@@ -14,6 +14,7 @@ use crate::{
     filter::watches,
     maps::count,
     skb::{Device, SkBuff},
+    wireguard,
 };
 
 /// `net_dev_start_xmit(skb, dev)`
@@ -29,7 +30,12 @@ pub fn tracer_xmit(ctx: BtfTracePointContext) -> i32 {
         return 0;
     }
     match skb.transmit_window(dev) {
-        Some(window) => report(Kind::Xmit, skb, &window, place.netns_inum, || Some(place)),
+        Some(window) => {
+            let sealing = wireguard::is_device(dev, &place);
+            report(Kind::Xmit, skb, &window, place.netns_inum, sealing, || {
+                Some(place)
+            });
+        }
         None => count(Counter::Unreadable),
     }
     0

@@ -6,7 +6,7 @@ use aya_ebpf::{macros::btf_tracepoint, programs::BtfTracePointContext};
 use tracer_common::{event::Kind, ledger::Counter};
 
 use super::report;
-use crate::{filter::watches, maps::count, skb::SkBuff};
+use crate::{filter::watches, maps::count, skb::SkBuff, wireguard};
 
 /// `netif_receive_skb(skb)`
 #[btf_tracepoint(function = "netif_receive_skb")]
@@ -21,9 +21,17 @@ pub fn tracer_receive(ctx: BtfTracePointContext) -> i32 {
         return 0;
     }
     match skb.receive_window(dev) {
-        Some(window) => report(Kind::Receive, skb, &window, place.netns_inum, || {
-            Some(place)
-        }),
+        Some(window) => {
+            let sealing = wireguard::is_device(dev, &place);
+            report(
+                Kind::Receive,
+                skb,
+                &window,
+                place.netns_inum,
+                sealing,
+                || Some(place),
+            );
+        }
         None => count(Counter::Unreadable),
     }
     0

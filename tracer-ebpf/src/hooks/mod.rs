@@ -5,41 +5,53 @@ mod egress;
 mod ingress;
 mod tcp;
 
-use tracer_common::event::{Kind, PacketRecord, SkbInfo};
+use tracer_common::event::{Kind, PacketRecord};
 
 use crate::{
     emit::{header, with_scratch},
-    filter::admits,
+    filter::{Admission, admits},
     skb::{Place, SkBuff, Window},
+    wireguard,
 };
 
 /// Reports a packet at a hook that has nothing else to say, if it is wanted and `place` names a place. Its namespace is 0
-/// where it is not known yet.
+/// where it is not known yet. `sealing` says that the device is a WireGuard device.
 #[inline(always)]
 fn report(
     kind: Kind,
     skb: SkBuff,
     window: &Window,
     netns_inum: u32,
+    sealing: bool,
     place: impl FnOnce() -> Option<Place>,
 ) {
     with_scratch(|scratch| {
-        if !admits(scratch, kind, skb, window, netns_inum) {
+        let admission = admits(scratch, kind, skb, window, netns_inum);
+        if matches!(admission, Admission::Refused) {
+            if sealing {
+                wireguard::forget(skb.address_of());
+            }
             return;
         }
         let Some(place) = place() else {
             return;
         };
-        let len = scratch.packet.headers_len(scratch.captured.len as u32);
+        if sealing && matches!(kind, Kind::Receive) {
+            wireguard::unseal(scratch, skb.address_of());
+        }
         let record = PacketRecord {
             header: header(kind, &place),
-            skb: SkbInfo {
-                budget_spent: scratch.budget_spent as u8,
-                ..skb.info(window, len as u16)
-            },
+            skb: skb.info(window, scratch),
         };
         // SAFETY: the record lies in the scratch space, which is ours.
         unsafe { scratch.record::<PacketRecord>().write(record) };
-        scratch.emit::<PacketRecord>(len);
+        if matches!(admission, Admission::Postponed) {
+            wireguard::remember(scratch, skb.address_of());
+            return;
+        }
+        scratch.emit::<PacketRecord>(scratch.following());
+        if sealing && matches!(kind, Kind::Xmit) {
+            wireguard::seal(scratch, skb.address_of());
+        }
     });
 }

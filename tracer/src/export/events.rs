@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use tracer_common::packet::{
-    Layer, TCP_ACK, TCP_FIN, TCP_PSH, TCP_RST, TCP_SYN, Tunnel, TunnelPorts,
+    Layer, Packet, TCP_ACK, TCP_FIN, TCP_PSH, TCP_RST, TCP_SYN, Tunnel, TunnelPorts,
 };
 
 use crate::clock::Clock;
@@ -105,13 +105,16 @@ impl<W: Write> EventLog<W> {
 
     fn packet(&self, skb: &Skb) -> String {
         let packet = decode::parse(skb, &self.ports);
-        let Some(inner) = packet.inner() else {
+        let sealed = decode::sealed(skb, &self.ports);
+        let Some(inner) = sealed.as_ref().unwrap_or(&packet).inner() else {
             return format!("ethertype 0x{:04x}  {} bytes", skb.protocol, skb.len_bytes);
         };
         let quoted = packet
             .quoted()
             .map(|quoted| format!("about {}", layer(quoted)));
-        let tunnels = packet.layers().iter().filter_map(tunnel);
+        let layers = packet.layers().iter();
+        let tunnels = layers.chain(sealed.iter().flat_map(Packet::layers));
+        let tunnels = tunnels.filter_map(tunnel);
         let parts: Vec<String> = std::iter::once(layer(inner))
             .chain(quoted)
             .chain(tunnels)
@@ -174,6 +177,7 @@ fn tunnel(layer: &Layer) -> Option<String> {
         Tunnel::Vxlan => "vxlan",
         Tunnel::Geneve => "geneve",
         Tunnel::IpInIp => "ipip",
+        Tunnel::Wireguard => "wireguard",
     };
     let vni = if layer.tunnel.has_vni() {
         format!(" vni {}", layer.vni)
@@ -289,6 +293,7 @@ mod tests {
             budget_spent: false,
             ethernet: false,
             headers: Bytes::from_static(headers),
+            sealed: Bytes::new(),
         }
     }
 
@@ -318,6 +323,7 @@ mod tests {
                         reason: Some("NETFILTER_DROP".to_owned()),
                         location: symbol("nf_hook_slow"),
                         callers: vec![symbol("ip_forward")],
+                        result: None,
                     },
                 },
             ),

@@ -148,12 +148,14 @@ impl IcmpError {
 pub struct Tunnel {
     /// Which protocol.
     pub kind: TunnelKind,
-    /// The network identifier, 24 bits; `None` for IP in IP.
+    /// The network identifier, 24 bits; `None` where this kind of tunnel has none.
     pub vni: Option<u32>,
     /// The outer source address.
     pub outer_src: IpAddr,
     /// The outer destination address.
     pub outer_dst: IpAddr,
+    /// The outer UDP source port of WireGuard, whose ends each have one; others choose it by what is inside.
+    pub udp_src_port: Option<u16>,
     /// The outer UDP destination port; `None` for IP in IP.
     pub udp_port: Option<u16>,
 }
@@ -167,6 +169,8 @@ pub enum TunnelKind {
     Geneve,
     /// RFC 2003 and RFC 4213.
     IpInIp,
+    /// WireGuard; what is inside was read before it was encrypted, or after it was decrypted.
+    Wireguard,
 }
 
 /// What happened to the packet at a place.

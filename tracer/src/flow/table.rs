@@ -301,6 +301,7 @@ impl FlowTable {
             return;
         };
         let (key, mut refused) = (*key, xmit.clone());
+        self.note_result(key, &refused, refusal.result);
         refused.time_ns = refusal.time_ns;
         refused.sequence = refusal.sequence;
         refused.point = Point::Refused(refusal.result);
@@ -318,6 +319,22 @@ impl FlowTable {
         let before = self.alive.get(&left.skb)?;
         let is_this = before.message == left.message && before.received_in == Some(left.netns?);
         Some((before.ifindex?, before.tuple.src)).filter(|_| is_this)
+    }
+
+    /// Tells the free that a refusal led to what the driver returned.
+    fn note_result(&mut self, key: FlowKey, xmit: &Sighting, result: i32) {
+        let Some(flow) = self.flows.get_mut(&key) else {
+            return;
+        };
+        let since = flow.sightings.iter_mut().rev();
+        let mut since = since.take_while(|seen| seen.time_ns >= xmit.time_ns);
+        let dead = since.find_map(|seen| match &mut seen.point {
+            Point::Drop(death) if seen.skb == xmit.skb => Some(death),
+            _ => None,
+        });
+        if let Some(death) = dead {
+            death.result.get_or_insert(result);
+        }
     }
 
     /// Files what a socket said, if its flow is one that is watched already or one that begins here.

@@ -328,4 +328,10 @@ pub struct Outer {
     pub src: IpAddr,
     /// The destination.
     pub dst: IpAddr,
+    /// The source's UDP port, where it is that of an end and not of a flow: WireGuard's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub src_port: Option<u16>,
+    /// The destination's UDP port, likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dst_port: Option<u16>,
 }

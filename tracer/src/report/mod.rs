@@ -36,7 +36,7 @@ pub use schema::{capture_schema, report_schema};
 pub(crate) use text::fill;
 pub use text::{Style, flow_lines};
 pub use time::Time;
-pub use verdict::{At, Cause, Evidence, HopSizes, Verdict};
+pub use verdict::{At, Cause, Evidence, HopSizes, Verdict, WireguardPeer};
 
 /// The schema id in every report.
 pub const REPORT_SCHEMA: &str = "tracer.report/1";

@@ -1,6 +1,6 @@
 //! The conclusion about a flow, in codes for scripts and in words for people.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -166,6 +166,23 @@ pub enum Evidence {
         /// The value.
         value: i64,
     },
+    /// A WireGuard device and the peers that the packet concerns, when it was asked.
+    Wireguard {
+        /// When it was asked.
+        time: Option<Time>,
+        /// The namespace's inode number.
+        netns: u32,
+        /// That namespace's name, where it has one.
+        netns_name: Option<String>,
+        /// The device.
+        device: Option<String>,
+        /// The UDP port that it listens on.
+        listen_port: u16,
+        /// The mark of its datagrams; 0 for none.
+        fwmark: u32,
+        /// The peers.
+        peers: Vec<WireguardPeer>,
+    },
     /// What a namespace knew of a neighbour when it was asked, soon after the death.
     Neighbour {
         /// When it was asked.
@@ -183,4 +200,21 @@ pub enum Evidence {
         /// Its link-layer address, where it is known.
         mac: Option<String>,
     },
+}
+
+/// A peer of a WireGuard device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct WireguardPeer {
+    /// The first letters of its public key.
+    pub public_key: String,
+    /// Where datagrams to it are sent; `null` while that is not known.
+    pub endpoint: Option<SocketAddr>,
+    /// Its AllowedIPs, in CIDR notation.
+    pub allowed_ips: Vec<String>,
+    /// When the latest handshake was; `null` for never.
+    pub latest_handshake: Option<Time>,
+    /// Bytes of datagrams that came from it.
+    pub rx_bytes: u64,
+    /// Bytes of datagrams to it.
+    pub tx_bytes: u64,
 }

@@ -158,6 +158,7 @@ impl Decoder {
                 reason: self.reasons.name(record.reason),
                 location: self.symbols.caller(record.location),
                 callers: self.callers(record.location, stack),
+                result: None,
             },
         })
     }
@@ -183,9 +184,12 @@ impl Decoder {
             _ => return None,
         };
         let header_len = usize::from(info.header_len);
-        if header_len > HEADER_BYTES_MAX {
+        let sealed_len = usize::from(info.sealed_len);
+        if header_len > HEADER_BYTES_MAX || sealed_len > HEADER_BYTES_MAX {
             return None;
         }
+        // The ring pads what follows to eight bytes.
+        let (headers, rest) = rest.split_at_checked(header_len)?;
         Some(Skb {
             id: self.key.mix(info.skb),
             len_bytes: info.len_bytes,
@@ -196,8 +200,8 @@ impl Decoder {
             pkt_type: info.pkt_type,
             budget_spent: info.budget_spent == 1,
             ethernet,
-            // The ring pads what follows to eight bytes.
-            headers: Bytes::copy_from_slice(rest.get(..header_len)?),
+            headers: Bytes::copy_from_slice(headers),
+            sealed: Bytes::copy_from_slice(rest.get(..sealed_len)?),
         })
     }
 }

@@ -45,7 +45,9 @@ fn skb(header_len: u16) -> SkbInfo {
         start: START_IP,
         pkt_type: 0,
         budget_spent: 0,
-        reserved: [0; 5],
+        reserved: 0,
+        sealed_len: 0,
+        reserved_too: 0,
     }
 }
 

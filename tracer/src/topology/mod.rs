@@ -29,6 +29,7 @@ mod sysctls;
 mod table;
 mod view;
 mod wireguard;
+mod wireguard_peers;
 mod xfrm;
 
 use std::{
@@ -43,9 +44,10 @@ use nix::{
     errno::Errno,
     sys::resource::{Resource, getrlimit, setrlimit},
 };
-use tracer_common::packet::{Tunnel, TunnelPorts};
+use tracer_common::packet::TunnelPorts;
 
 use crate::{
+    devices::tunnel_port,
     event::NetnsId,
     record::{BlindSpot, Device},
 };
@@ -67,6 +69,7 @@ pub use self::{
     scout::{NETNS_HELPER, serve as serve_netns},
     statistics::Statistics,
     view::ViewError,
+    wireguard_peers::{WIREGUARD_HELPER, serve as serve_wireguard},
 };
 
 /// The most namespaces that are opened; each costs five file descriptors.
@@ -125,6 +128,8 @@ pub struct Topology {
     holding: Holding,
     /// Why processes are not named, where that was to be.
     unnamed: Option<Unnamed>,
+    /// Reads WireGuard devices.
+    wireguard: Option<wireguard_peers::Reader>,
     /// Whether something speaks of a namespace that is not known.
     look: bool,
     /// When it was last looked for.
@@ -169,6 +174,7 @@ impl Topology {
             follows: false,
             holding: Holding::new(Instant::now()),
             unnamed: None,
+            wireguard: None,
             look: false,
             last_look: Instant::now(),
             scout_lost: false,
@@ -546,12 +552,7 @@ pub fn tunnel_ports<'a>(devices: impl IntoIterator<Item = &'a Device>) -> (Tunne
     let mut ports = TunnelPorts::NONE;
     let mut undeclared = 0;
     for device in devices {
-        let tunnel = match device.kind.as_str() {
-            "vxlan" => Tunnel::Vxlan,
-            "geneve" => Tunnel::Geneve,
-            _ => continue,
-        };
-        if let Some(port) = device.udp_port
+        if let Some((port, tunnel)) = tunnel_port(device)
             && !ports.declare(port, tunnel)
         {
             undeclared += 1;

@@ -56,7 +56,7 @@ const KEPT: [Capability; 3] = [
 ];
 
 /// The longest message: all namespaces that are known and none of them named, or as many failures and 256 names.
-const MESSAGE_BYTES_MAX: usize = 192 * 1024;
+pub(super) const MESSAGE_BYTES_MAX: usize = 192 * 1024;
 
 /// The most files that come with a message.
 const FILES_MAX: usize = 5;
@@ -321,7 +321,7 @@ fn look_for_namespaces(known: &Known, to: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// Sends one message with these files.
-fn send(
+pub(super) fn send(
     socket: BorrowedFd<'_>,
     message: &impl Serialize,
     files: &[RawFd],
@@ -337,7 +337,7 @@ fn send(
 }
 
 /// Receives one message and the files that came with it. `UnexpectedEof` says that the other side is gone.
-fn receive<T: for<'de> Deserialize<'de>>(
+pub(super) fn receive<T: for<'de> Deserialize<'de>>(
     socket: BorrowedFd<'_>,
     buffer: &mut [u8],
     flags: MsgFlags,

@@ -67,6 +67,8 @@ pub(super) struct Table {
     /// The numbers that devices name and that wait to be resolved.
     unresolved: BTreeSet<(NetnsId, i32)>,
     changed: BTreeSet<DeviceId>,
+    /// The ports of devices that tell them elsewhere than with the link.
+    listen_ports: HashMap<DeviceId, u16>,
     /// The record that was last made of each device.
     reported: BTreeMap<DeviceId, Device>,
 }
@@ -91,7 +93,22 @@ impl Table {
             claims: BTreeSet::new(),
             unresolved: BTreeSet::new(),
             changed: BTreeSet::new(),
+            listen_ports: HashMap::new(),
             reported: BTreeMap::new(),
+        }
+    }
+
+    /// The devices of a kind.
+    pub(super) fn of_kind(&self, kind: &str) -> Vec<DeviceId> {
+        let devices = self.devices.iter();
+        let of_kind = devices.filter(|(_, entry)| entry.link.kind == kind);
+        of_kind.map(|(id, _)| *id).collect()
+    }
+
+    /// Learns the UDP port that a device listens on; 0 for one that is down.
+    pub(super) fn listens(&mut self, id: DeviceId, port: u16) {
+        if self.listen_ports.insert(id, port) != Some(port) {
+            self.changed.insert(id);
         }
     }
 
@@ -295,6 +312,7 @@ impl Table {
             return;
         };
         self.addresses -= entry.addrs.len();
+        self.listen_ports.remove(&id);
         self.changed.insert(id);
     }
 
@@ -388,7 +406,10 @@ impl Table {
             peer: self.peer(id, entry),
             master_ifindex: link.master_ifindex,
             vni: link.vni,
-            udp_port: link.udp_port,
+            udp_port: link.udp_port.or_else(|| {
+                let port = self.listen_ports.get(&id)?;
+                (*port != 0).then_some(*port)
+            }),
             underlay_ifindex: underlay_ifindex
                 .filter(|_| elsewhere.is_none() || underlay_netns.is_some()),
             underlay_netns,

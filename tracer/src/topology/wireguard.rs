@@ -7,9 +7,12 @@ use std::{
 };
 
 use netlink_packet_core::NLM_F_DUMP;
-use nix::sys::socket::SockProtocol;
+use nix::{errno::Errno, sys::socket::SockProtocol};
 
-use super::{links::attributes, netlink::Netlink};
+use super::{
+    links::attributes,
+    netlink::{Message, Netlink},
+};
 
 /// `GENL_ID_CTRL`, `CTRL_CMD_GETFAMILY`, `CTRL_ATTR_FAMILY_ID` and `CTRL_ATTR_FAMILY_NAME` (linux/genetlink.h).
 const CONTROL: u16 = 16;
@@ -26,10 +29,10 @@ const PEERS: u16 = 8;
 const ENDPOINT: u16 = 4;
 
 /// `sizeof(struct genlmsghdr)`
-const HEADER_BYTES: usize = 4;
+pub(super) const HEADER_BYTES: usize = 4;
 
 /// The type bits of an attribute, without `NLA_F_NESTED`.
-const TYPE_MASK: u16 = 0x3fff;
+pub(super) const TYPE_MASK: u16 = 0x3fff;
 
 /// The most endpoints of one device that are kept.
 const ENDPOINTS_MAX: usize = 64;
@@ -43,28 +46,44 @@ pub(super) fn endpoints(devices: &[u32], buffer: &mut [u8]) -> HashMap<u32, Vec<
     let Ok(mut socket) = Netlink::open(SockProtocol::NetlinkGeneric, 0) else {
         return found;
     };
-    let mut family = None;
-    let mut request = vec![GET_FAMILY, 1, 0, 0, 14, 0];
-    request.extend(FAMILY_NAME.to_ne_bytes());
-    request.extend(NAME);
-    let asked = socket.ask(CONTROL, 0, &request, buffer, &mut |message| {
-        family = family.or_else(|| family_id(message.payload));
-    });
-    let (Ok(()), Some(family)) = (asked, family) else {
+    let Ok(family) = family(&mut socket, buffer) else {
         return found;
     };
     for ifindex in devices {
-        let mut request = vec![0, 1, 0, 0, 8, 0];
-        request.extend(IFINDEX.to_ne_bytes());
-        request.extend(ifindex.to_ne_bytes());
         let endpoints: &mut Vec<IpAddr> = found.entry(*ifindex).or_default();
         // What was told before an error holds all the same.
-        let _ = socket.ask(family, NLM_F_DUMP, &request, buffer, &mut |message| {
+        let _ = ask_device(&mut socket, family, *ifindex, buffer, &mut |message| {
             let room = ENDPOINTS_MAX.saturating_sub(endpoints.len());
             endpoints.extend(parse(message.payload).into_iter().take(room));
         });
     }
     found
+}
+
+/// The number of WireGuard's family.
+pub(super) fn family(socket: &mut Netlink, buffer: &mut [u8]) -> Result<u16, Errno> {
+    let mut family = None;
+    let mut request = vec![GET_FAMILY, 1, 0, 0, 14, 0];
+    request.extend(FAMILY_NAME.to_ne_bytes());
+    request.extend(NAME);
+    socket.ask(CONTROL, 0, &request, buffer, &mut |message| {
+        family = family.or_else(|| family_id(message.payload));
+    })?;
+    family.ok_or(Errno::ENOENT)
+}
+
+/// Asks for everything about a device. The private key and the preshared keys are in the answer, and so in `buffer`.
+pub(super) fn ask_device(
+    socket: &mut Netlink,
+    family: u16,
+    ifindex: u32,
+    buffer: &mut [u8],
+    each: &mut dyn FnMut(Message<'_>),
+) -> Result<(), Errno> {
+    let mut request = vec![0, 1, 0, 0, 8, 0];
+    request.extend(IFINDEX.to_ne_bytes());
+    request.extend(ifindex.to_ne_bytes());
+    socket.ask(family, NLM_F_DUMP, &request, buffer, each)
 }
 
 fn family_id(payload: &[u8]) -> Option<u16> {

@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use super::question::routed;
 use super::size;
+use super::wireguard;
 use crate::codes::{CauseCode, Stage};
 use crate::devices::Devices;
 use crate::event::{Death, Symbol};
@@ -251,7 +252,11 @@ impl Trace<'_> {
                 {
                     Stage::Decap
                 }
-                "vxlan_xmit" | "vxlan_xmit_one" | "geneve_xmit" | "wg_xmit" => Stage::Encap,
+                "vxlan_xmit"
+                | "vxlan_xmit_one"
+                | "geneve_xmit"
+                | "wg_xmit"
+                | "wg_packet_purge_staged_packets" => Stage::Encap,
                 "ip_forward" | "ip6_forward" | "ip_forward_finish" => Stage::Forward,
                 "tcp_v4_rcv"
                 | "tcp_v6_rcv"
@@ -391,6 +396,10 @@ fn by_function(trace: &Trace<'_>, sighting: &Sighting, devices: &Devices) -> Cau
     let has_reasons = trace.0.reason.is_some();
     if trace.is_netfilter() {
         CauseCode::Netfilter
+    } else if trace.freed_in(&["wg_xmit"]) {
+        wireguard::code_of_result(trace.0.result)
+    } else if trace.has(&["wg_packet_purge_staged_packets"]) {
+        CauseCode::WireguardNoSession
     } else if trace.freed_in(&["vxlan_rcv", "geneve_udp_encap_recv", "geneve_rx"])
         && vni_is_unknown(sighting, devices)
     {
@@ -568,6 +577,17 @@ fn phrase(code: CauseCode, trace: &Trace<'_>, sighting: &Sighting, devices: &Dev
         }
         CauseCode::SocketBuffer => "because the socket's buffer is full".to_owned(),
         CauseCode::AcceptQueueFull => "because the listener's accept queue is full".to_owned(),
+        CauseCode::WireguardAllowedIps => format!(
+            "by WireGuard: no peer has {} among its AllowedIPs",
+            routed(sighting).1.ip()
+        ),
+        CauseCode::WireguardNoPeer => format!(
+            "by WireGuard: the peer that has {} has no endpoint",
+            routed(sighting).1.ip()
+        ),
+        CauseCode::WireguardNoSession => {
+            "by WireGuard, which gave up waiting for a session with the peer".to_owned()
+        }
         CauseCode::Xfrm => "by IPsec".to_owned(),
         CauseCode::Ovs => "by Open vSwitch".to_owned(),
         CauseCode::RingFull => "because a receive queue is full".to_owned(),
@@ -695,6 +715,11 @@ pub fn next(
             "`bpftool cgroup tree` lists the programs of control groups, `{ns}ss -tanpb` the sockets' own filters"
         ),
         CauseCode::Qdisc => format!("`{ns}tc -s qdisc show dev {}`", device.unwrap_or("DEV")),
+        CauseCode::WireguardAllowedIps
+        | CauseCode::WireguardNoPeer
+        | CauseCode::WireguardNoSession => {
+            wireguard::next(code, ns, sighting, device.unwrap_or("DEV"))
+        }
         CauseCode::DeviceDown | CauseCode::Mtu => {
             format!("`{ns}ip -s link show {}`", device.unwrap_or(""))
         }

@@ -175,6 +175,12 @@ impl<'a> Dead<'a> {
             (CauseCode::UnknownVni, _) => self.by_vni(&mut diagnosis),
             (CauseCode::WrongMac, _) => self.by_mac(&mut diagnosis),
             (CauseCode::Netfilter, _) => self.by_conntrack(&mut diagnosis),
+            (
+                CauseCode::WireguardAllowedIps
+                | CauseCode::WireguardNoPeer
+                | CauseCode::WireguardNoSession,
+                _,
+            ) => self.scene.explain_wireguard(self.sighting, &mut diagnosis),
             _ => {}
         }
         diagnosis

@@ -3,7 +3,7 @@
 use super::diagnosis::{self, Diagnosis, Evidence};
 use super::egress::Parting;
 use super::finding::Finding;
-use super::{Place, Scene, gave_up_at, losses, words};
+use super::{Place, Scene, gave_up_at, losses, wireguard, words};
 use crate::codes::{CauseCode, Confidence, PacketKind, Stage, VerdictCode};
 use crate::event::{NetnsId, TcpState};
 use crate::flow::copies::{End, Transmission};
@@ -113,7 +113,7 @@ pub(super) fn reply_lost<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Option<Findi
 }
 
 fn left(flow: &Flow<'_>, at: &Sighting, is_rejected: bool, scene: &Scene<'_>) -> String {
-    let place = scene.place_words(at);
+    let place = format!("{}{}", scene.place_words(at), wireguard::to_peer(at));
     let (request, reply) = (flow.request_kind().name(), flow.reply_kind().name());
     if is_rejected {
         format!(
@@ -198,9 +198,10 @@ pub(super) fn request_lost<'a>(flow: &Flow<'a>, scene: &Scene<'_>) -> Finding<'a
                 VerdictCode::RequestLeftNode,
                 Confidence::Inferred,
                 format!(
-                    "no reply: {} left this node {} and nothing came back",
+                    "no reply: {} left this node {}{} and nothing came back",
                     flow.request_kind().name(),
-                    scene.place_words(at)
+                    scene.place_words(at),
+                    wireguard::to_peer(at)
                 ),
             )
             .at(at, Stage::Egress)
@@ -360,6 +361,16 @@ fn vanished<'a>(
         Point::Xmit => Stage::Egress,
         _ => Stage::Ingress,
     };
+    if let Some(cause) = scene.lost_in_wireguard(at) {
+        return lost_in_wireguard(code, at, cause, scene);
+    }
+    if scene.is_in_unread_wireguard(at) {
+        return Finding::inconclusive(format!(
+            "inconclusive: the packet was last seen {}, whose port could not be read, so that its datagrams are not recognised",
+            scene.place_words(at)
+        ))
+        .at(at, stage);
+    }
     if at
         .device()
         .is_none_or(|id| scene.devices().hides_delivery(id))
@@ -397,6 +408,30 @@ fn vanished<'a>(
         )),
         ..Finding::new(code, Confidence::Inferred, summary).at(at, stage)
     }
+}
+
+/// WireGuard has no event for what it lost; its own state says why it is lost.
+fn lost_in_wireguard<'a>(
+    code: VerdictCode,
+    at: &'a Sighting,
+    cause: Diagnosis,
+    scene: &Scene<'_>,
+) -> Finding<'a> {
+    let (code, packet) = if code == VerdictCode::ReplyNotDelivered {
+        (VerdictCode::ReplyDropped, "reply")
+    } else {
+        (VerdictCode::RequestDropped, "request")
+    };
+    let summary = format!(
+        "{packet} lost: it was last seen {}, and {}",
+        scene.place_words(at),
+        cause.phrase
+    );
+    Finding {
+        next: next_of(at, &cause, scene),
+        ..Finding::new(code, Confidence::Inferred, summary).at(at, cause.stage)
+    }
+    .because(cause)
 }
 
 /// A packet died, and no other transmission of it came further.

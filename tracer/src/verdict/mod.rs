@@ -22,6 +22,7 @@ pub mod size;
 mod tests;
 pub mod told;
 mod tun;
+mod wireguard;
 mod words;
 
 use crate::analysis::Analysis;

@@ -8,6 +8,7 @@ mod egress;
 mod explain;
 mod large;
 mod reasonless;
+mod wireguard;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -379,6 +380,7 @@ fn killed(reason: &str, functions: &[&str]) -> Option<Death> {
         reason: Some(reason.to_owned()),
         location: symbols.next().expect("a function"),
         callers: symbols.collect(),
+        result: None,
     })
 }
 

@@ -139,6 +139,7 @@ fn killed() -> Point {
         reason: Some("NETFILTER_DROP".to_owned()),
         location: symbol("nf_hook_slow"),
         callers: vec![symbol("ip_output")],
+        result: None,
     }))
 }
 

@@ -43,6 +43,11 @@ const FOR_GUESTS: &[Tool] = &[
     tool("busybox", "busybox", "is everything but the lab"),
     tool("bash", "bash", "is its shell"),
     tool("depmod", "kmod", "tells what modules need"),
+    tool(
+        "wg",
+        "wireguard-tools",
+        "gives WireGuard devices their peers",
+    ),
 ];
 
 /// What nothing but the benchmark runs; tcpdump is one of the lab's tools already.

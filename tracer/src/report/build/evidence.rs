@@ -1,6 +1,6 @@
 //! What supports a cause, as the report tells it.
 
-use super::super::Evidence;
+use super::super::{Evidence, WireguardPeer};
 use super::Builder;
 use crate::event::DeviceId;
 use crate::fact::{Fact, Way};
@@ -65,6 +65,15 @@ impl Builder<'_> {
                 name: name.clone(),
                 value: *value,
             },
+            Fact::Wireguard(device) => Evidence::Wireguard {
+                time: self.time(device.asked_ns),
+                netns: device.device.netns.inum,
+                netns_name: self.netns_name(device.device.netns),
+                device: self.device_of(device.device),
+                listen_port: device.listen_port,
+                fwmark: device.fwmark,
+                peers: device.peers.iter().map(|peer| self.peer(peer)).collect(),
+            },
             Fact::Neighbour {
                 netns,
                 asked_ns,
@@ -105,6 +114,20 @@ impl Builder<'_> {
         Evidence::Event {
             time: self.time(asked_ns),
             summary,
+        }
+    }
+
+    fn peer(&self, peer: &crate::fact::WireguardPeer) -> WireguardPeer {
+        let prefixes = peer.allowed_ips.iter();
+        WireguardPeer {
+            public_key: peer.public_key.clone(),
+            endpoint: peer.endpoint,
+            allowed_ips: prefixes
+                .map(|prefix| format!("{}/{}", prefix.addr, prefix.len))
+                .collect(),
+            latest_handshake: peer.latest_handshake_ns.and_then(|at_ns| self.time(at_ns)),
+            rx_bytes: peer.rx_bytes,
+            tx_bytes: peer.tx_bytes,
         }
     }
 

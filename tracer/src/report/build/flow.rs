@@ -227,7 +227,11 @@ impl Builder<'_> {
     }
 
     fn hop(&self, sighting: &Sighting) -> Hop {
-        let tunnel = sighting.tunnels.last();
+        // What is around a WireGuard datagram's packet is seen again where it is decrypted.
+        let outermost = sighting.tunnels.first();
+        let tunnel = outermost
+            .filter(|tunnel| tunnel.kind == SeenKind::Wireguard)
+            .or(sighting.tunnels.last());
         Hop {
             time: self.time(sighting.time_ns),
             delay_ns: None,
@@ -245,6 +249,8 @@ impl Builder<'_> {
             outer: tunnel.map(|tunnel| Outer {
                 src: tunnel.outer_src,
                 dst: tunnel.outer_dst,
+                src_port: tunnel.udp_src_port,
+                dst_port: tunnel.udp_src_port.and(tunnel.udp_port),
             }),
             mark: Some(sighting.mark).filter(|mark| *mark != 0),
         }
@@ -450,6 +456,7 @@ const fn kind(kind: SeenKind) -> TunnelKind {
         SeenKind::Vxlan => TunnelKind::Vxlan,
         SeenKind::Geneve => TunnelKind::Geneve,
         SeenKind::IpInIp => TunnelKind::IpInIp,
+        SeenKind::Wireguard => TunnelKind::Wireguard,
     }
 }
 
@@ -487,6 +494,6 @@ fn vni_meaning(kind: SeenKind, vni: u32) -> Option<&'static str> {
         (SeenKind::Geneve | SeenKind::Vxlan, _) => {
             Some("with Cilium, the sender's security identity")
         }
-        (SeenKind::IpInIp, _) => None,
+        (SeenKind::IpInIp | SeenKind::Wireguard, _) => None,
     }
 }

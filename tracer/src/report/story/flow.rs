@@ -6,7 +6,7 @@ use super::path::{self, netns};
 use super::{Item, Row, Section, Tone};
 use crate::report::{
     At, Cause, CauseCode, Confidence, Container, Endpoint, Evidence, Exchange, Flow, Hop, IcmpFate,
-    Leg, Loss, PacketKind, Side, Stage, Time, Tuple, VerdictCode,
+    Leg, Loss, PacketKind, Side, Stage, Time, Tuple, VerdictCode, WireguardPeer,
 };
 
 /// Pieces of evidence, losses or translations that are shown for a flow.
@@ -323,6 +323,30 @@ fn evidence_words(evidence: &Evidence) -> String {
             *time,
             &format!("{name} = {value}{}", within(netns_name, *netns)),
         ),
+        Evidence::Wireguard {
+            time,
+            netns,
+            netns_name,
+            device,
+            listen_port,
+            peers,
+            ..
+        } => {
+            let device = device.as_deref().unwrap_or("a WireGuard device");
+            let peers: Vec<String> = peers.iter().map(peer_words).collect();
+            let peers = if peers.is_empty() {
+                "no such peer".to_owned()
+            } else {
+                peers.join("; ")
+            };
+            timed(
+                *time,
+                &format!(
+                    "{device}{} (port {listen_port}): {peers}",
+                    within(netns_name, *netns)
+                ),
+            )
+        }
         Evidence::Neighbour {
             time,
             netns,
@@ -346,6 +370,26 @@ fn evidence_words(evidence: &Evidence) -> String {
             )
         }
     }
+}
+
+/// "peer BwcHBwcHBw… at 192.0.2.7:51820, no handshake, 0 bytes from it, 148 to it, AllowedIPs 10.0.0.0/8".
+fn peer_words(peer: &WireguardPeer) -> String {
+    let endpoint = peer.endpoint.map_or_else(
+        || "without an endpoint".to_owned(),
+        |endpoint| format!("at {endpoint}"),
+    );
+    let handshake = peer.latest_handshake.map_or_else(
+        || "no handshake".to_owned(),
+        |time| format!("latest handshake {}", time.clock()),
+    );
+    let allowed = &peer.allowed_ips;
+    let more = if allowed.len() > DETAILS { ", …" } else { "" };
+    let allowed = allowed[..allowed.len().min(DETAILS)].join(", ");
+    let allowed = if allowed.is_empty() { "none" } else { &allowed };
+    format!(
+        "peer {}… {endpoint}, {handshake}, {} bytes from it, {} to it, AllowedIPs {allowed}{more}",
+        peer.public_key, peer.rx_bytes, peer.tx_bytes
+    )
 }
 
 /// Whether a piece of evidence is the very event that the `kernel` row has told already.

@@ -1,5 +1,7 @@
 //! The way of a packet as a row of devices, tunnels and ends.
 
+use std::net::{IpAddr, SocketAddr};
+
 use super::{Item, Row, Tone};
 use crate::report::{Hop, Loss, Stage};
 use crate::verdict::duration;
@@ -84,11 +86,18 @@ fn device(before: Option<&Hop>, hop: &Hop, arrival: bool, departure: bool) -> Op
     let name = hop.device.as_deref()?;
     let netns = netns_entered(before, hop);
     let wire = match hop.outer {
-        Some(outer) if arrival => format!(" ← {}", outer.src),
-        Some(outer) if departure => format!(" → {}", outer.dst),
+        Some(outer) if arrival => format!(" ← {}", end_of_wire(outer.src, outer.src_port)),
+        Some(outer) if departure => format!(" → {}", end_of_wire(outer.dst, outer.dst_port)),
         _ => String::new(),
     };
     Some(Item::new(format!("{name}{netns}{wire}"), Tone::Plain))
+}
+
+fn end_of_wire(addr: IpAddr, port: Option<u16>) -> String {
+    port.map_or_else(
+        || addr.to_string(),
+        |port| SocketAddr::new(addr, port).to_string(),
+    )
 }
 
 /// What happened at a hop beyond passing a device.

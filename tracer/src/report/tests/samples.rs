@@ -114,6 +114,8 @@ fn in_geneve(mut hop: Hop, vni: u32, src: [u8; 4], dst: [u8; 4]) -> Hop {
     hop.outer = Some(Outer {
         src: ip(src),
         dst: ip(dst),
+        src_port: None,
+        dst_port: None,
     });
     hop.len = Some(118);
     hop

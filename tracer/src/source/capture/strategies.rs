@@ -13,7 +13,7 @@ use crate::event::{
 };
 use crate::fact::{
     Container, Lookup, NeighbourState, NextHop, Owner, Prefix, Route, RouteKind, Runtime,
-    SocketOwner, Way,
+    SocketOwner, Way, Wireguard, WireguardPeer,
 };
 use crate::record::{
     BlindSpot, CAPTURE_SCHEMA, ClockPair, Device, Fact, Header, Hook, HookState, Ledger, Record,
@@ -146,10 +146,11 @@ fn symbol() -> impl Strategy<Value = Symbol> {
 }
 
 fn skb() -> impl Strategy<Value = Skb> {
-    let headers = vec(any::<u8>(), 0..=tracer_common::event::HEADER_BYTES_MAX);
+    let headers = || vec(any::<u8>(), 0..=tracer_common::event::HEADER_BYTES_MAX);
     (
         any::<(u64, u32, u32, u16, u16, u16, u8, bool, bool)>(),
-        headers,
+        headers(),
+        headers(),
     )
         .prop_map(
             |(
@@ -165,6 +166,7 @@ fn skb() -> impl Strategy<Value = Skb> {
                     ethernet,
                 ),
                 headers,
+                sealed,
             )| Skb {
                 id: SkbId(id),
                 len_bytes,
@@ -176,6 +178,7 @@ fn skb() -> impl Strategy<Value = Skb> {
                 budget_spent,
                 ethernet,
                 headers: Bytes::from(headers),
+                sealed: Bytes::from(sealed),
             },
         )
 }
@@ -221,6 +224,7 @@ fn what() -> impl Strategy<Value = What> {
             reason,
             location,
             callers,
+            result: None,
         },
     );
     let hook = prop_oneof![
@@ -364,7 +368,15 @@ fn fact() -> impl Strategy<Value = Fact> {
                 after,
             }
         });
-    prop_oneof![counter, device_counter, sysctl, neighbour, route, holder()]
+    prop_oneof![
+        counter,
+        device_counter,
+        sysctl,
+        neighbour,
+        route,
+        holder(),
+        wireguard()
+    ]
 }
 
 /// Any fact about who has a socket or a device.
@@ -404,6 +416,44 @@ fn holder() -> impl Strategy<Value = Fact> {
     });
     // Strategies are as big as all that they are made of, and a test's stack is small.
     prop_oneof![socket, process, tun].boxed()
+}
+
+/// Any WireGuard device.
+fn wireguard() -> impl Strategy<Value = Fact> {
+    let address = || any::<(IpAddr, u8)>().prop_map(|(addr, len)| Prefix { addr, len });
+    let peer = (
+        any::<(String, Option<(IpAddr, u16)>, Option<u64>, u64, u64, u16)>(),
+        vec(address(), 0..3),
+    )
+        .prop_map(
+            |(
+                (public_key, endpoint, latest_handshake_ns, rx_bytes, tx_bytes, keepalive_s),
+                allowed_ips,
+            )| {
+                WireguardPeer {
+                    public_key,
+                    endpoint: endpoint.map(SocketAddr::from),
+                    allowed_ips,
+                    latest_handshake_ns,
+                    rx_bytes,
+                    tx_bytes,
+                    keepalive_s,
+                }
+            },
+        );
+    let wireguard = (device_id(), vec(peer, 0..3), any::<(u64, u16, u32, bool)>()).prop_map(
+        |(device, peers, (asked_ns, listen_port, fwmark, truncated))| {
+            Fact::Wireguard(Box::new(Wireguard {
+                device,
+                asked_ns,
+                listen_port,
+                fwmark,
+                peers,
+                truncated,
+            }))
+        },
+    );
+    wireguard.boxed()
 }
 
 /// Any record but the header.

@@ -460,6 +460,7 @@ fn a_packet_in_a_tunnel_is_routed_by_the_tunnels_addresses() {
     let mut dead = death_of(&story);
     dead.tunnels.push(crate::flow::Tunnel {
         kind: crate::flow::TunnelKind::Vxlan,
+        udp_src_port: None,
         vni: Some(1),
         outer_src: [192, 168, 0, 1].into(),
         outer_dst: [192, 168, 0, 2].into(),
