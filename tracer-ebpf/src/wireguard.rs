@@ -12,8 +12,9 @@
 //!   it would be ([`DATAGRAMS`]), and reported, with the time and place at which it came in, once the device hands on a
 //!   packet of a selected flow in its skb.
 //!
-//! An skb that WireGuard frees is soon another packet's, so beside the skb the datagram must be as long as the packet
-//! makes it. A packet of another flow that is handed to the device in such an skb ends what was remembered of it.
+//! An skb that is freed is soon another packet's, a datagram's that comes in among them. So beside the skb the datagram must
+//! be as long as the packet makes it, must be seen to leave first, and has the same receiver and counter at every hop from
+//! then on. A packet of another flow that is handed to the device in such an skb ends what was remembered of it.
 
 use aya_ebpf::helpers::generated::bpf_probe_read_kernel;
 use tracer_common::{
@@ -33,8 +34,11 @@ use crate::{
 
 /// The first bytes of a message that carries a packet: `MESSAGE_DATA` (drivers/net/wireguard/messages.h), little endian.
 const MESSAGE_DATA: [u8; 4] = [4, 0, 0, 0];
+/// The header of such a message: the type, whose session it is, and a counter that no two messages of a session share
+/// (`struct message_data`, there).
+const MESSAGE_HEADER_BYTES: usize = 16;
 /// What such a message adds to a packet: its own header, and the tag that authenticates it.
-const OVERHEAD: u32 = 16 + 16;
+const OVERHEAD: u32 = MESSAGE_HEADER_BYTES as u32 + 16;
 /// A packet is filled up to a multiple of this, but not beyond the MTU (`MESSAGE_PADDING_MULTIPLE`).
 const PADDING: u32 = 16;
 /// How long a packet may wait for a session: `REKEY_ATTEMPT_TIME`, and as long again until WireGuard gives up what waits.
@@ -56,6 +60,8 @@ pub struct Sealed {
     /// Where in [`SEALED_SINCE`] it is noted.
     slot: u32,
     reserved: u32,
+    /// The header of its message, 0 until that is seen to leave.
+    message: [u64; 2],
     /// From the IP header on.
     headers: [u8; HEADER_BYTES_MAX],
 }
@@ -114,21 +120,20 @@ pub fn rule(scratch: &mut Scratch, skb: u64, kind: Kind) -> Ruling {
     let sealed_len = layer.payload_len.wrapping_sub(OVERHEAD);
     let header_len = len + MESSAGE_DATA.len() as u32;
     if header_len > DATAGRAM_BYTES_MAX as u32
-        || u64::from(header_len) > scratch.captured.len
+        || u64::from(len) + MESSAGE_HEADER_BYTES as u64 > scratch.captured.len
         || layer.payload_len <= OVERHEAD
     {
         return Ruling::Ignore;
     }
     let at = core::hint::black_box(len as usize) & 0xff;
-    if scratch
-        .captured
-        .bytes
-        .get(at..)
-        .and_then(|rest| rest.first_chunk())
-        != Some(&MESSAGE_DATA)
-    {
+    let rest = scratch.captured.bytes.get(at..);
+    let Some(message) = rest.and_then(|rest| rest.first_chunk::<MESSAGE_HEADER_BYTES>()) else {
+        return Ruling::Ignore;
+    };
+    if message.first_chunk() != Some(&MESSAGE_DATA) {
         return Ruling::Ignore;
     }
+    let message = halves(message);
     // The other half knows the message by these bytes as well.
     scratch.header_len = header_len;
     let Some(sealed) = SEALED.get_ptr_mut(skb) else {
@@ -136,11 +141,15 @@ pub fn rule(scratch: &mut Scratch, skb: u64, kind: Kind) -> Ruling {
     };
     // SAFETY: the value stays readable while this program runs, and nobody but us writes the slot of this skb.
     let sealed = unsafe { &mut *sealed };
-    if !fits(sealed_len, sealed.packet_len)
+    let is_known = sealed.message != [0; 2];
+    if is_known && sealed.message != message
+        || !is_known && matches!(kind, Kind::Receive)
+        || !fits(sealed_len, sealed.packet_len)
         || now_ns().wrapping_sub(sealed.since_ns) > SEALED_FOR_NS
     {
         return Ruling::of_unknown(kind);
     }
+    sealed.message = message;
     if let Some(since) = SEALED_SINCE.get_ptr_mut(sealed.slot) {
         // SAFETY: as above; it is a number, which at worst another CPU replaces at the same time.
         unsafe { since.write(0) };
@@ -159,6 +168,17 @@ pub fn rule(scratch: &mut Scratch, skb: u64, kind: Kind) -> Ruling {
         _ => {}
     }
     Ruling::Report
+}
+
+/// The header of a message as two numbers, in whatever order.
+#[inline(always)]
+fn halves(header: &[u8; MESSAGE_HEADER_BYTES]) -> [u64; 2] {
+    let half = |at: usize| {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&header[at..at + 8]);
+        u64::from_ne_bytes(bytes)
+    };
+    [half(0), half(8)]
 }
 
 impl Ruling {
@@ -201,6 +221,10 @@ fn append(scratch: &mut Scratch, from: *const u8, len: u32) -> bool {
 
 /// Remembers the datagram whose record is in the scratch space.
 #[inline(always)]
+#[expect(
+    clippy::needless_borrows_for_generic_args,
+    reason = "by value it would lie on the stack, which has no room for it"
+)]
 pub fn remember(scratch: &mut Scratch, skb: u64) {
     let datagram: *const Datagram = scratch.record::<PacketRecord>().cast();
     // SAFETY: the record ends where the captured bytes begin, of which there is room for more.
@@ -211,6 +235,10 @@ pub fn remember(scratch: &mut Scratch, skb: u64) {
 
 /// Takes note of the packet in the scratch space, which is handed to a WireGuard device and was reported.
 #[inline(never)]
+#[expect(
+    clippy::needless_borrows_for_generic_args,
+    reason = "by value it would lie on the stack, which has no room for it"
+)]
 pub fn seal(scratch: &mut Scratch, skb: u64) {
     let Some(packet_len) = scratch.packet.outer().map(|layer| layer.packet_len) else {
         return;
@@ -223,6 +251,7 @@ pub fn seal(scratch: &mut Scratch, skb: u64) {
     sealed.header_len = scratch.header_len;
     sealed.slot = slot;
     sealed.reserved = 0;
+    sealed.message = [0; 2];
     copy(&mut sealed.headers, scratch.captured.bytes.as_ptr());
     if SEALED.insert(skb, &scratch.sealed, 0).is_err() {
         count(Counter::TableFull);
