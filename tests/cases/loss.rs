@@ -15,7 +15,7 @@ use tracer_tests::{Tracer, with_lab};
 const SOON: Duration = Duration::from_secs(4);
 
 /// After SIGKILL the kernel takes back what only descriptors held.
-const GONE_WITHIN: Duration = Duration::from_secs(2);
+const GONE_WITHIN: Duration = Duration::from_secs(10);
 
 fn number(report: &Value, path: &str) -> Result<u64> {
     report

@@ -16,15 +16,15 @@ use tracer_tests::kernel::Release;
 const PROCESSED: &[(Release, &[(&str, u64)])] = &[(
     Release(6, 18),
     &[
-        ("tracer_consume", 13_385),
-        ("tracer_drop", 13_672),
-        ("tracer_receive", 15_285),
+        ("tracer_consume", 14_421),
+        ("tracer_drop", 14_748),
+        ("tracer_receive", 32_046),
         ("tracer_rst_in", 2_271),
-        ("tracer_rst_out", 14_665),
+        ("tracer_rst_out", 15_416),
         ("tracer_rtx", 2_205),
         ("tracer_rtx_sa", 2_277),
         ("tracer_state", 2_683),
-        ("tracer_xmit", 15_761),
+        ("tracer_xmit", 32_332),
         ("tracer_xmit_err", 144),
     ],
 )];

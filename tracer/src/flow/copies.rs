@@ -143,7 +143,7 @@ impl<'a> Transmission<'a> {
                     // The free that the refusal led to tells more.
                     Point::Refused(_) if killed(at) => return None,
                     Point::Refused(NETDEV_TX_BUSY) => End::Vanished(at),
-                    Point::Drop(_) if was_queued(at) => End::Delivered(at),
+                    Point::Drop(_) if was_queued(at) || was_asked(at) => End::Delivered(at),
                     Point::Drop(_) | Point::Refused(_) => End::Died(at),
                     Point::Consume => End::Consumed(at),
                     Point::Receive if arrived(at, devices) => End::Delivered(at),
@@ -188,6 +188,17 @@ pub fn was_queued(at: &Sighting) -> bool {
     };
     !matches!(at.message, Message::Tcp(_))
         && matches!(&at.point, Point::Drop(death) if by_destructor(death))
+}
+
+/// Whether ICMP has read an echo request: one that it cannot answer it frees without a reason (`icmpv6_rcv()` after
+/// `icmpv6_echo_reply()`, Linux 6.18).
+pub fn was_asked(at: &Sighting) -> bool {
+    let by_icmp = |death: &Death| {
+        !death.has_reason() && ["icmp_rcv", "icmpv6_rcv"].contains(&death.location.plain_name())
+    };
+    matches!(at.message, Message::Echo(echo) if !echo.is_reply)
+        && at.icmp.is_none()
+        && matches!(&at.point, Point::Drop(death) if by_icmp(death))
 }
 
 /// Whether `next`, seen after `at`, shows that the branch went on.

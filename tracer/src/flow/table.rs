@@ -18,8 +18,9 @@ pub const SIGHTINGS_TOTAL_MAX: usize = 2_000_000;
 const TUPLES_MAX: usize = 64;
 /// How many skbs are remembered while they may still be translated.
 const ALIVE_MAX: usize = 16_384;
-/// How long an skb may wait (in a queue, for a neighbour) between two sightings and still be the same packet.
-const TRANSLATED_WITHIN_NS: u64 = 1_000_000_000;
+/// How long an skb may wait between two sightings and still be the same packet: in a queue, or for a neighbour that never
+/// answers, three seconds by default (`mcast_solicit` probes, `retrans_time_ms` apart; `neigh_timer_handler()`).
+const TRANSLATED_WITHIN_NS: u64 = 10_000_000_000;
 /// Routing takes microseconds.
 const CLONED_WITHIN_NS: u64 = 1_000_000;
 /// A driver answers within its own run, however long the CPU was taken from it.

@@ -56,7 +56,7 @@ fn alike(paths: &[Path]) -> Vec<(Vec<String>, &Path)> {
     for path in paths {
         let name = match &path.netns_name {
             Some(name) => name.clone(),
-            None => path.netns.to_string(),
+            None => format!("netns {}", path.netns),
         };
         match known.entry(shape(path)) {
             std::collections::btree_map::Entry::Occupied(group) => {

@@ -5,7 +5,7 @@ use super::diagnosis::Diagnosis;
 use super::{Scene, gave_up_at};
 use crate::codes::PacketKind;
 use crate::event::{Death, Symbol};
-use crate::flow::copies::{End, Transmission, is_bystander, was_queued};
+use crate::flow::copies::{End, Transmission, is_bystander, was_asked, was_queued};
 use crate::flow::pairing::Flow;
 use crate::flow::{Point, Segment, Sighting, TcpFlags};
 
@@ -114,6 +114,9 @@ pub fn innocent_because(
         }
         PacketKind::EchoReply if is_icmps_own(sighting) => {
             Some("the host has it: ping listens to a copy")
+        }
+        PacketKind::EchoRequest if was_asked(sighting) => {
+            Some("the host has read it, and could not answer")
         }
         PacketKind::Answer | PacketKind::DatagramBack if is_unwanted(death) => {
             Some("it came after the client had closed its socket")

@@ -1221,6 +1221,19 @@ fn a_translated_connection_is_one_flow() {
     assert_eq!(flows[0].forward.len(), 2);
 }
 
+/// It waits for a neighbour, and is not seen under its new addresses before it is given up.
+#[test]
+fn a_translated_packet_may_wait_for_a_neighbour() {
+    let mut story = Story::whole();
+    story.server = CLUSTER_IP.into();
+    story.see(0, true, syn(0), &THERE[..2], None);
+    story.skb -= 1;
+    story.server = SERVER.into();
+    let given_up = killed("NEIGH_FAILED", &["neigh_invalidate", "neigh_timer_handler"]);
+    story.see(3_050, true, syn(0), &[Unseen(NODE_A, NIC)], given_up);
+    assert_eq!(story.analysis.flows.groups().count(), 1);
+}
+
 #[test]
 fn two_connections_through_one_translated_port_are_two() {
     let mut story = Story::whole();

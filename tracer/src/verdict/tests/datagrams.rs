@@ -317,6 +317,21 @@ fn a_host_that_pings_itself_answers_itself() {
     });
 }
 
+/// It has no route back, for example: the request did not die of that.
+#[test]
+fn an_echo_request_that_the_host_cannot_answer_is_not_answered() {
+    let mut story = Story::whole();
+    let by_icmp = killed("NOT_SPECIFIED", &["icmpv6_rcv", "ip6_protocol_deliver_rcu"]);
+    story.see(0, true, echo(1, false), THERE, by_icmp);
+    let after = |judgement: &Judgement<'_>| assert!(judgement.losses[0].innocent);
+    story.check(VerdictCode::RequestNotAnswered, Confidence::Inferred, after);
+
+    let mut story = Story::whole();
+    let bad_checksum = killed("ICMP_CSUM", &["icmpv6_rcv", "ip6_protocol_deliver_rcu"]);
+    story.see(0, true, echo(1, false), THERE, bad_checksum);
+    story.check(VerdictCode::RequestDropped, Confidence::Proven, |_| {});
+}
+
 #[test]
 fn a_lossy_ledger_takes_the_proof_from_an_answer() {
     let mut story = dns_story();
