@@ -436,7 +436,17 @@ impl Facts<'_> {
             }
             Packet::SynAck if netns > high => vec![request_left],
             Packet::SynAck if netns < low => {
-                vec![left("reply_left_node", low, Direction::Reply)]
+                let mut lost = left("reply_left_node", low, Direction::Reply);
+                // The node sends it into another tunnel than the one out of which the SYN came.
+                let other_tunnel = ["unknown_vni", "no_listener"];
+                if killer
+                    .causes
+                    .iter()
+                    .any(|cause| other_tunnel.contains(cause))
+                {
+                    lost.causes.push("asymmetric_egress");
+                }
+                vec![lost]
             }
             Packet::SynAck => vec![dropped("reply_dropped")],
             // What carries data after the handshake is taken as well.
