@@ -42,7 +42,26 @@ impl Wireguard {
     /// Has the process do nothing any more.
     pub fn hang(&self) -> Result<()> {
         let pid = Pid::from_raw(self.process.id().try_into()?);
-        Ok(kill(pid, Signal::SIGSTOP)?)
+        kill(pid, Signal::SIGSTOP)?;
+        // A thread on a busy machine stops when it has its turn.
+        let deadline = Instant::now() + READY_WITHIN;
+        while !self.is_stopped()? {
+            ensure!(Instant::now() < deadline, "{pid} does not stop");
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// Whether every thread is in the state `T` of `/proc/PID/task/TID/stat`, which follows the name in parentheses.
+    fn is_stopped(&self) -> Result<bool> {
+        for thread in fs::read_dir(format!("/proc/{}/task", self.process.id()))? {
+            let stat = fs::read_to_string(thread?.path().join("stat"))?;
+            let state = stat.rsplit_once(") ").map(|(_, rest)| rest.chars().next());
+            if state != Some(Some('T')) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 }
 

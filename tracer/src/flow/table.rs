@@ -18,9 +18,11 @@ pub const SIGHTINGS_TOTAL_MAX: usize = 2_000_000;
 const TUPLES_MAX: usize = 64;
 /// How many skbs are remembered while they may still be translated.
 const ALIVE_MAX: usize = 16_384;
-/// How long an skb may wait between two sightings and still be the same packet: in a queue, or for a neighbour that never
-/// answers, three seconds by default (`mcast_solicit` probes, `retrans_time_ms` apart; `neigh_timer_handler()`).
-const TRANSLATED_WITHIN_NS: u64 = 10_000_000_000;
+/// How long a TCP segment may wait between two sightings and still be the same packet: in a queue, or for a neighbour that
+/// never answers, three seconds by default (`mcast_solicit` probes, `retrans_time_ms` apart; `neigh_timer_handler()`).
+const SEGMENT_WAITS_NS: u64 = 10_000_000_000;
+/// How long a datagram may. Others say the same, and its skb may have been freed unseen.
+const DATAGRAM_WAITS_NS: u64 = 1_000_000_000;
 /// Routing takes microseconds.
 const CLONED_WITHIN_NS: u64 = 1_000_000;
 /// A driver answers within its own run, however long the CPU was taken from it.
@@ -128,13 +130,19 @@ impl Alive {
     /// is the next that a process of the same namespace fills; so these must have been routed in between, or have kept
     /// the address of a sender elsewhere.
     fn became(&self, sighting: &Sighting) -> bool {
+        let is_tcp = matches!(sighting.message, Message::Tcp(_));
+        let waits_ns = if is_tcp {
+            SEGMENT_WAITS_NS
+        } else {
+            DATAGRAM_WAITS_NS
+        };
         if self.tuple == sighting.tuple
             || self.message != sighting.message
-            || sighting.time_ns.abs_diff(self.time_ns) >= TRANSLATED_WITHIN_NS
+            || sighting.time_ns.abs_diff(self.time_ns) >= waits_ns
         {
             return false;
         }
-        if matches!(sighting.message, Message::Tcp(_)) {
+        if is_tcp {
             return true;
         }
         let came_in_here = self.received_in.is_some() && self.received_in == sighting.netns;
@@ -189,12 +197,22 @@ impl Alive {
     fn was_cloned_into(&self, sighting: &Sighting) -> bool {
         let (one, other) = (self.tuple, sighting.tuple);
         let keeps_a_port = one.src.port() == other.src.port() || one.dst.port() == other.dst.port();
+        keeps_a_port && self.just_preceded(sighting) && self.became(sighting)
+    }
+
+    /// Whether it is this packet that a device is handed, as it was. Its skb may be a clone, at the address of one that is
+    /// remembered and was freed.
+    fn goes_on_as(&self, sighting: &Sighting) -> bool {
+        self.tuple == sighting.tuple
+            && self.message == sighting.message
+            && self.just_preceded(sighting)
+    }
+
+    fn just_preceded(&self, sighting: &Sighting) -> bool {
         sighting.point == Point::Xmit
             && !matches!(sighting.message, Message::Tcp(_))
-            && keeps_a_port
             && self.time_ns <= sighting.time_ns
             && sighting.time_ns - self.time_ns < CLONED_WITHIN_NS
-            && self.became(sighting)
     }
 }
 
@@ -237,15 +255,15 @@ impl FlowTable {
 
     /// Joins two five-tuples if the packet was seen with the other one just before, in the same skb.
     fn follow_translation(&mut self, key: FlowKey, sighting: &Sighting) {
+        let last = self.last_on.get(&sighting.cpu);
         let same_skb = self.alive.get(&sighting.skb);
-        let before = same_skb
-            .filter(|before| before.became(sighting))
-            .or_else(|| {
-                self.last_on
-                    .get(&sighting.cpu)
-                    .filter(|last| last.was_cloned_into(sighting))
-            })
-            .map(|before| before.tuple);
+        let before = if last.is_some_and(|last| last.goes_on_as(sighting)) {
+            None
+        } else {
+            last.filter(|last| last.was_cloned_into(sighting))
+                .or_else(|| same_skb.filter(|before| before.became(sighting)))
+                .map(|before| before.tuple)
+        };
         self.last_on.insert(sighting.cpu, Alive::of(sighting));
         if let Some(before) = before {
             let (one, other) = (self.root_of(before.key()), self.root_of(key));

@@ -378,6 +378,19 @@ fn the_next_datagram_in_the_skb_of_an_answer_is_no_translation_of_it() {
 }
 
 #[test]
+fn a_clone_in_the_skb_of_an_earlier_datagram_is_no_translation_of_it() {
+    let mut story = Story::whole();
+    story.see(0, true, datagram(0), &THERE[..2], None);
+    let freed = story.skb;
+    story.client.set_port(50_000);
+    story.see(500, true, datagram(0), &THERE[..2], None);
+    story.skb = freed - 1;
+    story.hop_limit = 63;
+    story.see(500, true, datagram(0), &THERE[2..3], None);
+    assert_eq!(story.analysis.flows.groups().count(), 2);
+}
+
+#[test]
 fn what_a_new_tunnel_sends_is_not_seen_before_its_port_is_known() {
     const TUNNEL: u32 = 9;
     let mut story = Story::whole();
