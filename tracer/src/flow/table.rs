@@ -200,8 +200,8 @@ impl Alive {
         keeps_a_port && self.just_preceded(sighting) && self.became(sighting)
     }
 
-    /// Whether it is this packet that a device is handed, as it was. Its skb may be a clone, at the address of one that is
-    /// remembered and was freed.
+    /// Whether it is this packet that a device is handed, or that dies before, as it was. Its skb may be a clone, at the
+    /// address of one that is remembered and was freed.
     fn goes_on_as(&self, sighting: &Sighting) -> bool {
         self.tuple == sighting.tuple
             && self.message == sighting.message
@@ -209,7 +209,7 @@ impl Alive {
     }
 
     fn just_preceded(&self, sighting: &Sighting) -> bool {
-        sighting.point == Point::Xmit
+        matches!(sighting.point, Point::Xmit | Point::Drop(_))
             && !matches!(sighting.message, Message::Tcp(_))
             && self.time_ns <= sighting.time_ns
             && sighting.time_ns - self.time_ns < CLONED_WITHIN_NS

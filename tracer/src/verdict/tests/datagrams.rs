@@ -473,17 +473,33 @@ fn what_comes_back_in_a_new_tunnel_is_not_seen_before_its_port_is_known() {
 #[test]
 fn a_query_that_was_cloned_while_it_was_translated_is_one_flow() {
     let service = SocketAddr::from(([10, 96, 0, 10], 53));
-    let cloned_into = |translated: Datagram, hop_limit: u8| {
+    let cloned_into = |translated: Datagram, hop_limit: u8, dies: bool| {
         let mut story = dns_story();
         let backend = story.server;
         story.server = service;
         story.see(0, true, query(7, 1), &THERE[..2], None);
         story.server = backend;
         story.hop_limit = hop_limit;
-        story.see(0, true, translated, &THERE[2..3], None);
+        if dies {
+            // Before the device is handed it, in its egress hook.
+            let place = [Unseen(NODE_A, NIC)];
+            story.see(0, true, translated, &place, nft_forward());
+        } else {
+            story.see(0, true, translated, &THERE[2..3], None);
+        }
         story.analysis.flows.groups().count()
     };
-    assert_eq!(cloned_into(query(7, 1), 63), 1);
-    assert_eq!(cloned_into(query(7, 1), 64), 2, "it was not routed");
-    assert_eq!(cloned_into(query(8, 1), 63), 2, "it says something else");
+    assert_eq!(cloned_into(query(7, 1), 63, false), 1);
+    assert_eq!(cloned_into(query(7, 1), 63, true), 1);
+    assert_eq!(cloned_into(query(7, 1), 64, false), 2, "it was not routed");
+    assert_eq!(
+        cloned_into(query(8, 1), 63, false),
+        2,
+        "it says something else"
+    );
+    assert_eq!(
+        cloned_into(query(8, 1), 63, true),
+        2,
+        "it says something else"
+    );
 }
