@@ -105,21 +105,21 @@ fn node(mtu: u32) -> Result<(Netns, Netns)> {
     Ok((node, fabric))
 }
 
-/// A pod of the node with this number, at 10.4.0.NUMBER: its `eth0` and the node's `lxcNUMBER`.
+/// A pod of the node with this number, at 10.255.4.NUMBER, which no lab has: its `eth0` and the node's `lxcNUMBER`.
 fn pod(node: &Netns, number: u8, eth0: u32, lxc: u32) -> Result<Netns> {
     let name = format!("pod{number}");
     let pod = add(&name, false)?;
     node.ip(&format!(
         "link add lxc{number} mtu {lxc} type veth peer name eth0 mtu {eth0} netns {name}
          link set lxc{number} up
-         addr add 10.4.0.1/32 dev lxc{number}
-         route add 10.4.0.{number} dev lxc{number}"
+         addr add 10.255.4.1/32 dev lxc{number}
+         route add 10.255.4.{number} dev lxc{number}"
     ))?;
     pod.ip(&format!(
         "link set eth0 up
-         addr add 10.4.0.{number}/32 dev eth0
-         route add 10.4.0.1 dev eth0
-         route add default via 10.4.0.1"
+         addr add 10.255.4.{number}/32 dev eth0
+         route add 10.255.4.1 dev eth0
+         route add default via 10.255.4.1"
     ))?;
     Ok(pod)
 }
@@ -162,7 +162,7 @@ fn a_pod_that_sends_too_much_is_found_and_its_packets_die_from_five_bytes_on() -
         let all = [&node, &fabric, &pod];
         healthy(&all)?;
         node.ip("link set lxc2 mtu 1380")?;
-        let gateway = IpAddr::from([10, 4, 0, 1]);
+        let gateway = IpAddr::from([10, 255, 4, 1]);
         ensure!(arrives(&pod, &node, gateway, 1384)?, "1384 should pass");
         ensure!(!arrives(&pod, &node, gateway, 1385)?, "1385 should die");
         let report = broken(&all, &[short("veth_mismatch", 1385, 1460, 1384)])?;
@@ -187,7 +187,7 @@ fn a_node_that_sends_its_pod_too_much_is_the_other_direction() -> Result<()> {
     sandbox::run(|| {
         let (node, fabric) = node(1460)?;
         let pod = pod(&node, 2, 1380, 1460)?;
-        let addr = IpAddr::from([10, 4, 0, 2]);
+        let addr = IpAddr::from([10, 255, 4, 2]);
         ensure!(arrives(&node, &pod, addr, 1384)?, "1384 should pass");
         ensure!(!arrives(&node, &pod, addr, 1385)?, "1385 should die");
         let all = [&node, &fabric, &pod];
@@ -201,7 +201,7 @@ fn the_ratchet_is_seen_after_each_restart_with_a_pod_of_each_generation() -> Res
     sandbox::run(|| {
         let (node, fabric) = node(1460)?;
         // This kernel may have no WireGuard; a process that speaks it holds a tun device.
-        node.ip("tuntap add cilium_wg0 mode tun\nlink set cilium_wg0 mtu 1380 up\nroute add 10.5.0.0/16 dev cilium_wg0")?;
+        node.ip("tuntap add cilium_wg0 mode tun\nlink set cilium_wg0 mtu 1380 up\nroute add 10.255.5.0/24 dev cilium_wg0")?;
         node.nft("add table inet mss\nadd chain inet mss forward { type filter hook forward priority mangle; }\nadd rule inet mss forward tcp flags syn tcp option maxseg size set rt mtu")?;
         let mut pods = vec![pod(&node, 2, 1460, 1460)?];
         let all =
@@ -236,7 +236,7 @@ fn the_ratchet_is_seen_after_each_restart_with_a_pod_of_each_generation() -> Res
             ensure!(!arrives(
                 &pods[0],
                 &node,
-                IpAddr::from([10, 4, 0, 1]),
+                IpAddr::from([10, 255, 4, 1]),
                 1460
             )?);
         }
@@ -262,7 +262,7 @@ fn a_vxlan_as_large_as_its_underlay_does_not_fit() -> Result<()> {
             }
             node.ip(&format!(
                 "link add vx0 mtu {} type vxlan id 7 dstport 4789 local {local} remote {remote}
-                 addr add 10.5.0.1/24 dev vx0
+                 addr add 10.255.5.1/24 dev vx0
                  link set vx0 up",
                 1500 - room
             ))?;
@@ -286,10 +286,10 @@ fn a_vxlan_inside_a_vxlan_has_to_leave_room_for_both() -> Result<()> {
         let (node, fabric) = node(1500)?;
         node.ip(
             "link add vx0 mtu 1450 type vxlan id 7 dstport 4789 local 192.168.50.1 remote 192.168.50.254
-             addr add 10.5.0.1/24 dev vx0
+             addr add 10.255.5.1/24 dev vx0
              link set vx0 up
-             link add vx1 mtu 1400 type vxlan id 8 dstport 8472 local 10.5.0.1 remote 10.5.0.2
-             addr add 10.6.0.1/24 dev vx1
+             link add vx1 mtu 1400 type vxlan id 8 dstport 8472 local 10.255.5.1 remote 10.255.5.2
+             addr add 10.255.6.1/24 dev vx1
              link set vx1 up",
         )?;
         let all = [&node, &fabric];
@@ -310,7 +310,7 @@ fn a_forwarding_database_tells_where_a_vxlan_leads() -> Result<()> {
              addr add 192.168.60.1/24 dev ens4
              link set ens4 up
              link add vx0 mtu 1450 type vxlan id 7 dstport 4789 nolearning
-             addr add 10.5.0.1/24 dev vx0
+             addr add 10.255.5.1/24 dev vx0
              link set vx0 up",
         )?;
         fabric.ip("link set tor4 up")?;
@@ -338,16 +338,16 @@ fn a_bridge_below_its_ports_and_a_port_below_its_bridge() -> Result<()> {
     sandbox::run(|| {
         let (node, fabric) = node(1500)?;
         let pods = [add("pod2", false)?, add("pod3", false)?];
-        node.ip("link add br0 type bridge\naddr add 10.4.0.1/24 dev br0\nlink set br0 up")?;
+        node.ip("link add br0 type bridge\naddr add 10.255.4.1/24 dev br0\nlink set br0 up")?;
         for (number, pod) in (2..).zip(&pods) {
             node.ip(&format!(
                 "link add p{number} type veth peer name eth0 netns pod{number}
                  link set p{number} master br0 up"
             ))?;
             pod.ip(&format!(
-                "addr add 10.4.0.{number}/24 dev eth0
+                "addr add 10.255.4.{number}/24 dev eth0
                  link set eth0 up
-                 route add default via 10.4.0.1"
+                 route add default via 10.255.4.1"
             ))?;
         }
         let all = [&node, &fabric, &pods[0], &pods[1]];
@@ -361,13 +361,13 @@ fn a_bridge_below_its_ports_and_a_port_below_its_bridge() -> Result<()> {
         ensure!(arrives(
             &pods[0],
             &pods[1],
-            IpAddr::from([10, 4, 0, 3]),
+            IpAddr::from([10, 255, 4, 3]),
             1404
         )?);
         ensure!(!arrives(
             &pods[0],
             &pods[1],
-            IpAddr::from([10, 4, 0, 3]),
+            IpAddr::from([10, 255, 4, 3]),
             1405
         )?);
         broken(&all, &[short("bridge_port_below", 1405, 1500, 1404)])?;
@@ -397,7 +397,7 @@ fn what_forwarding_cuts_needs_a_clamp_or_senders_that_send_less() -> Result<()> 
             node.nft("delete table inet mss\nadd rule ip half f iifname \"ens*\" tcp flags syn tcp option maxseg size set 1400")?;
             healthy(&all)?;
             node.nft("delete table ip half")?;
-            pod.ip(&format!("route change default via 10.4.0.1 mtu {uplink}"))?;
+            pod.ip(&format!("route change default via 10.255.4.1 mtu {uplink}"))?;
             healthy(&all)
         })??;
     }
@@ -428,7 +428,7 @@ fn what_icmp_has_told_is_shown() -> Result<()> {
     sandbox::run(|| {
         let (node, fabric) = node(1400)?;
         let pod = pod(&node, 2, 1500, 1500)?;
-        fabric.ip("addr add 192.0.2.9/32 dev lo\nroute add 10.4.0.0/24 via 192.168.50.1")?;
+        fabric.ip("addr add 192.0.2.9/32 dev lo\nroute add 10.255.4.0/24 via 192.168.50.1")?;
         let sender = pod.run(|| UdpSocket::bind("0.0.0.0:0"))??;
         let begin = Instant::now();
         loop {
@@ -449,7 +449,7 @@ fn a_device_too_small_for_ipv6_is_found_where_ipv6_is_spoken() -> Result<()> {
     sandbox::run(|| {
         let (node, fabric) = node(1500)?;
         node.ip(
-            "tuntap add wg0 mode tun\nlink set wg0 mtu 1260 up\nroute add 10.5.0.0/16 dev wg0",
+            "tuntap add wg0 mode tun\nlink set wg0 mtu 1260 up\nroute add 10.255.5.0/24 dev wg0",
         )?;
         let all = [&node, &fabric];
         healthy(&all)?;
@@ -476,8 +476,8 @@ fn hostile_names_are_escaped_and_their_commands_still_work() -> Result<()> {
             pod.command("ip", &["link", "set", "\u{1b}[2J", "up"])
                 .map(drop)
         })?;
-        pod.command("ip", &["route", "add", "10.4.0.1", "dev", "\u{1b}[2J"])?;
-        pod.ip("route add default via 10.4.0.1")?;
+        pod.command("ip", &["route", "add", "10.255.4.1", "dev", "\u{1b}[2J"])?;
+        pod.ip("route add default via 10.255.4.1")?;
         node.ip("link set lxc2 mtu 1380")?;
         let all = [&node, &fabric, &pod];
         let text = Run::of(&["mtu", "--netns", "node", "--netns", "pod2"])?;
@@ -563,7 +563,7 @@ fn a_probe_finds_what_passes_in_each_direction() -> Result<()> {
     sandbox::run(|| {
         let (node, _fabric) = node(1460)?;
         let pod = pod(&node, 2, 1460, 1380)?;
-        ensure!(arrives(&node, &pod, IpAddr::from([10, 4, 0, 2]), 100)?);
+        ensure!(arrives(&node, &pod, IpAddr::from([10, 255, 4, 2]), 100)?);
         let probe = |from: &Netns, target: &str| -> Result<Value> {
             let arguments = [
                 "mtu",
@@ -583,11 +583,11 @@ fn a_probe_finds_what_passes_in_each_direction() -> Result<()> {
             ["largest_answered", "largest_there", "largest_back"].map(|name| probe[name].as_u64())
         };
         // The node sends 1380 at most, and takes 1384.
-        let down = probe(&node, "10.4.0.2")?;
+        let down = probe(&node, "10.255.4.2")?;
         assert_eq!(sizes(&down), [Some(1380), Some(1380), Some(1384)], "{down}");
-        let up = probe(&pod, "10.4.0.1")?;
+        let up = probe(&pod, "10.255.4.1")?;
         assert_eq!(sizes(&up), [Some(1384), Some(1384), Some(1380)], "{up}");
-        let nobody = probe(&node, "10.4.0.2")?;
+        let nobody = probe(&node, "10.255.4.2")?;
         ensure!(nobody["packets"].as_u64() < Some(120), "{nobody}");
         node.ip("addr add fd04::1/64 dev lxc2 nodad").or_else(|_| {
             node.sysctl("net/ipv6/conf/lxc2/disable_ipv6", "0")?;
@@ -597,7 +597,7 @@ fn a_probe_finds_what_passes_in_each_direction() -> Result<()> {
         pod.ip("addr add fd04::2/64 dev eth0 nodad")?;
         let six = probe(&node, "fd04::2")?;
         assert_eq!(sizes(&six), [Some(1380), Some(1380), Some(1384)], "{six}");
-        let text = Run::of(&["mtu", "--netns", "node", "--probe", "10.4.0.77"])?;
+        let text = Run::of(&["mtu", "--netns", "node", "--probe", "10.255.4.77"])?;
         ensure!(text.stdout.contains("no echo of any size"), "{text}");
         Ok(())
     })?
