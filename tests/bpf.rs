@@ -21,6 +21,7 @@ use crate::pairs::Pair;
 
 /// `enum bpf_cmd`
 const BPF_PROG_LOAD: libc::c_long = 5;
+const BPF_PROG_QUERY: libc::c_long = 16;
 const BPF_LINK_CREATE: libc::c_long = 28;
 
 /// `XDP_FLAGS_SKB_MODE` and `XDP_FLAGS_DRV_MODE`
@@ -155,7 +156,11 @@ const ADD: u8 = 0x07;
 const SET: u8 = 0xb7;
 const JUMP_IF_GREATER: u8 = 0x2d;
 const JUMP_UNLESS_EQUAL: u8 = 0x55;
+const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
+
+/// `bpf_redirect_peer`, since Linux 5.10
+const REDIRECT_PEER: u32 = 155;
 
 /// `struct bpf_insn`
 fn instruction(code: u8, dst: u8, src: u8, offset: u16, immediate: u32) -> u64 {
@@ -236,6 +241,37 @@ pub fn tcx_ingress(netns: &Netns, device: &str, victims: &Victims) -> Result<Own
 /// Has a tcx program drop them as they go out by a device.
 pub fn tcx_egress(netns: &Netns, device: &str, victims: &Victims) -> Result<OwnedFd> {
     at_device(netns, device, TCX_EGRESS, 0, victims)
+}
+
+/// Hands everything that comes in by a device to the other end of a veth of the same namespace, as Cilium's host routing
+/// does: it arrives there without having been sent or received.
+pub fn redirect_to_peer(netns: &Netns, device: &str, veth: &str) -> Result<OwnedFd> {
+    let link = netns.run(|| -> Result<OwnedFd> {
+        let code = [
+            instruction(SET, 1, 0, 0, nix::net::if_::if_nametoindex(veth)?),
+            instruction(SET, 2, 0, 0, 0),
+            instruction(CALL, 0, 0, 0, REDIRECT_PEER),
+            instruction(EXIT, 0, 0, 0, 0),
+        ];
+        let program = load_code(TCX_INGRESS, &code)?;
+        let ifindex = nix::net::if_::if_nametoindex(device)?;
+        attach(&program, ifindex, TCX_INGRESS, 0)
+    })?;
+    link.with_context(|| format!("attaching a program to {device} of {}", netns.name()))
+}
+
+/// How many programs are at the tcx ingress of a device.
+pub fn count_at_tcx_ingress(netns: &Netns, device: &str) -> Result<u32> {
+    let count = netns.run(|| -> Result<u32> {
+        let mut attr = QueryAttr {
+            target: nix::net::if_::if_nametoindex(device)?,
+            attach_type: TCX_INGRESS.attach_type,
+            ..QueryAttr::default()
+        };
+        call(BPF_PROG_QUERY, &raw mut attr)?;
+        Ok(attr.count)
+    })?;
+    count.with_context(|| format!("asking for the programs at {device} of {}", netns.name()))
 }
 
 /// Has a filter of `tc` drop them at a hook (`ingress`, `egress`) of a device.
@@ -432,11 +468,28 @@ struct LinkAttr {
     more: [u64; 4],
 }
 
+/// The beginning of `union bpf_attr` for `BPF_PROG_QUERY`.
+#[repr(C)]
+#[derive(Default)]
+struct QueryAttr {
+    target: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    programs: u64,
+    count: u32,
+    more: [u32; 9],
+}
+
 fn load(kind: Kind, victims: &Victims) -> Result<OwnedFd> {
+    let code = victims.program(kind.data, kind.link_bytes, kind.kill, kind.spare);
+    load_code(kind, &code)
+}
+
+fn load_code(kind: Kind, code: &[u64]) -> Result<OwnedFd> {
     // Before 5.11 programs count as locked memory, of which even root may have little. Where the limit
     // cannot be raised, loading says whether it was too low.
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
-    let code = victims.program(kind.data, kind.link_bytes, kind.kill, kind.spare);
     let mut log = vec![0_u8; 64 * 1024];
     let attr = LoadAttr {
         program_type: kind.program_type,
@@ -468,20 +521,20 @@ fn attach(program: &OwnedFd, target: u32, kind: Kind, flags: u32) -> Result<Owne
 
 /// bpf(2) with a command that answers with a descriptor.
 fn bpf<A>(command: libc::c_long, attr: &A) -> io::Result<OwnedFd> {
-    // SAFETY: the attributes are a plain structure of at least the size that is told, and what they point to outlives
-    // the call; the kernel writes into the log alone, which its owner does not read meanwhile.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            command,
-            std::ptr::from_ref(attr),
-            size_of::<A>(),
-        )
-    };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let result = call(command, std::ptr::from_ref(attr).cast_mut())?;
     let fd = RawFd::try_from(result).map_err(io::Error::other)?;
     // SAFETY: the kernel has just opened it for us.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// bpf(2)
+fn call<A>(command: libc::c_long, attr: *mut A) -> io::Result<libc::c_long> {
+    // SAFETY: the attributes are a plain structure of at least the size that is told, and what they point to outlives
+    // the call; the kernel writes into the log, which its owner does not read meanwhile, and of the commands here into
+    // the attributes of a query alone, which its caller may write.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, attr, size_of::<A>()) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(result)
 }

@@ -1,6 +1,7 @@
 //! What the running kernel has. What a test expects only of kernels that have it is declared with it, by name or by the first
 //! release that has it: the tracer itself never asks for a release.
 
+use std::fs;
 use std::io::{self, Write as _};
 use std::sync::LazyLock;
 use std::thread;
@@ -52,6 +53,18 @@ pub fn has_drop_reason(name: &str) -> bool {
         || BTF
             .enumerator("skb_drop_reason", &format!("SKB_DROP_REASON_{name}"))
             .is_some()
+}
+
+/// Whether this kernel has a module, loaded, to be loaded or built in.
+pub fn has_module(name: &str) -> io::Result<bool> {
+    if fs::exists(format!("/sys/module/{name}"))? {
+        return Ok(true);
+    }
+    let release = uname()?.release().to_string_lossy().into_owned();
+    let mut lists = ["modules.dep", "modules.builtin"].into_iter().map(|list| {
+        fs::read_to_string(format!("/lib/modules/{release}/{list}")).unwrap_or_default()
+    });
+    Ok(lists.any(|list| list.contains(&format!("/{name}.ko"))))
 }
 
 fn parse(release: &str) -> Option<Release> {

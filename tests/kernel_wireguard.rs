@@ -1,13 +1,14 @@
 //! WireGuard between the two nodes of a lab, and what lies over it: Geneve or nothing. The pods' way then leads through it
 //! instead of the lab's VXLAN.
 
-use std::fs;
 use std::io::{self, Write as _};
 use std::net::{IpAddr, SocketAddr};
 use std::process::Stdio;
 
 use anyhow::{Context as _, Result, bail};
 use tracer::lab::{Netns, Topology, mortal};
+
+use crate::kernel::has_module;
 
 /// The ports at which the nodes listen, which differ as they may.
 pub const PORT_A: u16 = 51871;
@@ -42,20 +43,7 @@ const OTHER_PUBLIC_KEY: &str = "UpVW67NQOLbZ/0SD6Tp9TahOX7ya04uu8GY7pskwRkc=";
 /// Whether this kernel has WireGuard and Geneve, as a module or built in; says so where it has not. What should be there and
 /// does not work is a failure of the test that needs it.
 pub fn is_available() -> Result<bool> {
-    let has = |module: &str| -> Result<bool> {
-        if fs::exists(format!("/sys/module/{module}"))? {
-            return Ok(true);
-        }
-        let release = nix::sys::utsname::uname()?;
-        let release = release.release().to_string_lossy().into_owned();
-        let lists = ["modules.dep", "modules.builtin"].into_iter().map(|list| {
-            fs::read_to_string(format!("/lib/modules/{release}/{list}")).unwrap_or_default()
-        });
-        Ok(lists
-            .into_iter()
-            .any(|list| list.contains(&format!("/{module}.ko"))))
-    };
-    let available = has("wireguard")? && has("geneve")?;
+    let available = has_module("wireguard")? && has_module("geneve")?;
     if !available {
         writeln!(
             io::stdout(),

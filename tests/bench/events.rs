@@ -230,6 +230,7 @@ fn header() -> Header {
         view: View::Kernel,
         hooks: Vec::new(),
         blind_spots: Vec::new(),
+        tc_devices: Vec::new(),
         start_ns: 0,
     }
 }

@@ -7,6 +7,7 @@ mod changing;
 mod commands;
 mod data;
 mod datagrams;
+mod entrances;
 mod explain;
 mod faults_bridges;
 mod faults_listeners;

@@ -164,8 +164,8 @@ pub struct Config {
     pub netns_restricted: u32,
     /// Userspace is woken once this many bytes wait in the ring.
     pub wakeup_bytes: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// 1 where devices are watched by `tc` as well, else 0.
+    pub tc_devices: u32,
 }
 
 impl Config {
@@ -181,6 +181,6 @@ impl Config {
         budget_per_second: 0,
         netns_restricted: 0,
         wakeup_bytes: u32::MAX,
-        reserved: 0,
+        tc_devices: 0,
     };
 }

@@ -12,6 +12,7 @@ use tracer_common::{
 
 use crate::{
     emit::Scratch,
+    hooks::Arrival,
     socket::Owner,
     translation::Passing,
     wireguard::{Datagram, Sealed},
@@ -112,6 +113,10 @@ pub static SEALED_COUNT: Array<u64> = Array::with_max_entries(1, 0);
 /// Datagrams to the ports of WireGuard devices, by the address of their skb.
 #[map]
 pub static DATAGRAMS: LruHashMap<u64, Datagram> = LruHashMap::with_max_entries(DATAGRAMS_MAX, 0);
+
+/// The packet in this CPU's receive path, for the devices of `--tc`.
+#[map]
+pub static ARRIVAL: PerCpuArray<Arrival> = PerCpuArray::with_max_entries(1, 0);
 
 /// The UDP ports that tunnels listen on; userspace may replace them at any time.
 #[map]

@@ -1,9 +1,9 @@
 //! The only reader of packets' kernel structures (`sk_buff`, `net_device`, `net`, `dst_entry`); `socket` reads
 //! sockets with the same two primitives.
 //!
-//! A pointer that the verifier knows the type of is loaded through directly. Whatever may be stale, because its
-//! field shares a union with something else, is read with `bpf_probe_read_kernel` and believed only if the
-//! namespace that it leads to points back at itself.
+//! A pointer that the verifier knows the type of is loaded through directly; one of which it knows nothing is read with
+//! `bpf_probe_read_kernel`. What may be stale, because its field shares a union with something else, is believed only if
+//! the namespace that it leads to points back at itself.
 
 use core::ffi::c_void;
 
@@ -61,6 +61,44 @@ pub fn probe<T>(base: u64, offset: u32) -> Option<T> {
     unsafe { bpf_probe_read_kernel(base.wrapping_add(u64::from(offset)) as *const T) }.ok()
 }
 
+/// A kernel structure that is alive while the hook runs.
+#[derive(Clone, Copy)]
+struct Structure {
+    address: *const c_void,
+    /// Whether the verifier knows its type. A constant wherever it is used.
+    is_typed: bool,
+}
+
+impl Structure {
+    const fn typed(address: *const c_void) -> Self {
+        Self {
+            address,
+            is_typed: true,
+        }
+    }
+
+    /// A field; zero where this kernel lacks it.
+    #[inline(always)]
+    fn load<T: Copy + Default>(self, offset: u32) -> T {
+        if self.is_typed {
+            load(self.address, offset)
+        } else {
+            probe(self.address as u64, offset).unwrap_or_default()
+        }
+    }
+
+    /// The structure that a field points to.
+    #[inline(always)]
+    fn follow(self, offset: u32) -> Self {
+        let address = if self.is_typed {
+            load_pointer(self.address, offset)
+        } else {
+            self.load::<u64>(offset) as *const c_void
+        };
+        Self { address, ..self }
+    }
+}
+
 /// Where something happened; zeros where that is not known.
 #[derive(Clone, Copy)]
 pub struct Place {
@@ -84,12 +122,17 @@ impl Place {
     /// The namespace behind a pointer that the verifier knows as a `struct net`.
     #[inline(always)]
     pub fn of_net(net: *const c_void) -> Self {
-        if net.is_null() {
+        Self::of_live_net(Structure::typed(net))
+    }
+
+    #[inline(always)]
+    fn of_live_net(net: Structure) -> Self {
+        if net.address.is_null() {
             return Self::UNKNOWN;
         }
         Self {
-            netns_cookie: load(net, config!(offsets.net_cookie)),
-            netns_inum: load(net, config!(offsets.net_inum)),
+            netns_cookie: net.load(config!(offsets.net_cookie)),
+            netns_inum: net.load(config!(offsets.net_inum)),
             ifindex: 0,
         }
     }
@@ -127,34 +170,38 @@ impl Place {
 
 /// A `struct net_device` that the hook vouches for.
 #[derive(Clone, Copy)]
-pub struct Device(*const c_void);
+pub struct Device(Structure);
 
 impl Device {
     /// The argument of a tracepoint.
     pub const fn new(dev: *const c_void) -> Self {
-        Self(dev)
+        Self(Structure::typed(dev))
+    }
+
+    /// Its address, which names it until it is gone.
+    pub fn address_of(self) -> u64 {
+        self.0.address as u64
     }
 
     /// The device and its namespace.
     #[inline(always)]
     pub fn place(self) -> Place {
-        let net: *const c_void = load_pointer(self.0, config!(offsets.dev_net));
         Place {
-            ifindex: load(self.0, config!(offsets.dev_ifindex)),
-            ..Place::of_net(net)
+            ifindex: self.0.load(config!(offsets.dev_ifindex)),
+            ..Place::of_live_net(self.0.follow(config!(offsets.dev_net)))
         }
     }
 
     /// Whether it has no link header, as tun and WireGuard devices have none.
     #[inline(always)]
     pub fn has_no_link_header(self) -> bool {
-        let kind: u16 = load(self.0, config!(offsets.dev_type));
+        let kind: u16 = self.0.load(config!(offsets.dev_type));
         kind == ARPHRD_NONE
     }
 
     #[inline(always)]
     fn is_ethernet(self) -> bool {
-        let kind: u16 = load(self.0, config!(offsets.dev_type));
+        let kind: u16 = self.0.load(config!(offsets.dev_type));
         kind == ARPHRD_ETHER || kind == ARPHRD_LOOPBACK
     }
 }
@@ -188,29 +235,37 @@ pub struct Window {
 
 /// A `struct sk_buff` that is alive while the hook runs.
 #[derive(Clone, Copy)]
-pub struct SkBuff(*const c_void);
+pub struct SkBuff(Structure);
 
 impl SkBuff {
     /// The argument of a tracepoint.
     pub const fn new(skb: *const c_void) -> Self {
-        Self(skb)
+        Self(Structure::typed(skb))
+    }
+
+    /// The one at this address, of which the hook knows that it is one and the verifier does not.
+    pub const fn at(address: u64) -> Self {
+        Self(Structure {
+            address: address as *const c_void,
+            is_typed: false,
+        })
     }
 
     /// Whether there is one.
     pub fn is_null(self) -> bool {
-        self.0.is_null()
+        self.0.address.is_null()
     }
 
     /// Its address, which names it until it is freed.
     pub fn address_of(self) -> u64 {
-        self.0 as u64
+        self.0.address as u64
     }
 
     /// The first sequence number of a segment that lies in its socket's queue, where TCP keeps it beside the packet.
     #[inline(always)]
     pub fn tcp_seq(self) -> Option<u32> {
         let offset = config!(offsets.skb_tcp_seq);
-        (offset != MISSING).then(|| load(self.0, offset))
+        (offset != MISSING).then(|| self.0.load(offset))
     }
 
     /// Whether the EtherType allows for an IP packet; it is 0 where nobody has set it yet.
@@ -230,13 +285,13 @@ impl SkBuff {
 
     #[inline(always)]
     fn protocol(self) -> u16 {
-        u16::from_be(load(self.0, config!(offsets.skb_protocol)))
+        u16::from_be(self.0.load(config!(offsets.skb_protocol)))
     }
 
     /// `skb->dev` where the hook vouches for it.
     #[inline(always)]
     pub fn device(self) -> Device {
-        Device(load_pointer(self.0, config!(offsets.skb_dev)))
+        Device(self.0.follow(config!(offsets.skb_dev)))
     }
 
     /// What a driver is handed: the whole frame of an Ethernet device; of any other kind, whose link header this
@@ -256,7 +311,7 @@ impl SkBuff {
     pub fn receive_window(self, dev: Device) -> Option<Window> {
         let layout = self.layout();
         if matches!(self.protocol(), ETH_P_8021Q | ETH_P_8021AD) {
-            let mac: u16 = load(self.0, config!(offsets.skb_mac_header));
+            let mac: u16 = self.0.load(config!(offsets.skb_mac_header));
             let frame = u32::from(mac) + ETH_HLEN == layout.data;
             return if mac != HEADER_UNSET && frame && dev.is_ethernet() {
                 layout.window(u32::from(mac), Start::Ethernet)
@@ -270,7 +325,7 @@ impl SkBuff {
     /// The IP packet, wherever the skb is: from its network header on.
     #[inline(always)]
     pub fn network_window(self) -> Option<Window> {
-        let network: u16 = load(self.0, config!(offsets.skb_network_header));
+        let network: u16 = self.0.load(config!(offsets.skb_network_header));
         // Unset is 0 in a new skb and all ones in some reused ones; no header lies at the very start of the
         // buffer, where the headroom is.
         if network == 0 || network == HEADER_UNSET {
@@ -283,8 +338,8 @@ impl SkBuff {
     /// (`inet_rtm_getroute()` in net/ipv4/route.c): a link header at the very start of the buffer, where no device puts one.
     #[inline(always)]
     pub fn is_route_question(self) -> bool {
-        let mac: u16 = load(self.0, config!(offsets.skb_mac_header));
-        let network: u16 = load(self.0, config!(offsets.skb_network_header));
+        let mac: u16 = self.0.load(config!(offsets.skb_mac_header));
+        let network: u16 = self.0.load(config!(offsets.skb_network_header));
         mac == 0 && network == 0
     }
 
@@ -293,9 +348,9 @@ impl SkBuff {
     #[inline(always)]
     pub fn freed_window(self) -> Option<Window> {
         if self.pkt_type() == PACKET_OTHERHOST {
-            let mac: u16 = load(self.0, config!(offsets.skb_mac_header));
-            let network: u16 = load(self.0, config!(offsets.skb_network_header));
-            let head: u64 = load(self.0, config!(offsets.skb_head));
+            let mac: u16 = self.0.load(config!(offsets.skb_mac_header));
+            let network: u16 = self.0.load(config!(offsets.skb_network_header));
+            let head: u64 = self.0.load(config!(offsets.skb_head));
             let mac_len = u32::from(network).wrapping_sub(u32::from(mac));
             // The device may be gone, so the frame itself has to tell that it is one.
             let ether_type = probe::<u16>(head, u32::from(mac).wrapping_add(ETH_HLEN - 2));
@@ -308,13 +363,13 @@ impl SkBuff {
 
     #[inline(always)]
     fn layout(self) -> Layout {
-        let head: u64 = load(self.0, config!(offsets.skb_head));
-        let data: u64 = load(self.0, config!(offsets.skb_data));
+        let head: u64 = self.0.load(config!(offsets.skb_head));
+        let data: u64 = self.0.load(config!(offsets.skb_data));
         Layout {
             head,
             data: data.wrapping_sub(head) as u32,
-            tail: load(self.0, config!(offsets.skb_tail)),
-            len: load(self.0, config!(offsets.skb_len)),
+            tail: self.0.load(config!(offsets.skb_tail)),
+            len: self.0.load(config!(offsets.skb_len)),
         }
     }
 
@@ -323,18 +378,18 @@ impl SkBuff {
     /// so next comes the socket, then the route.
     #[inline(always)]
     pub fn place(self) -> Place {
-        let dev: u64 = load(self.0, config!(offsets.skb_dev));
+        let dev: u64 = self.0.load(config!(offsets.skb_dev));
         if let Some(place) = Place::of_stale_device(dev) {
             return place;
         }
-        let sk: u64 = load(self.0, config!(offsets.skb_sk));
+        let sk: u64 = self.0.load(config!(offsets.skb_sk));
         if let Some(net) = probe::<u64>(sk, config!(offsets.sock_net))
             && let Some(place) = Place::of_stale_net(net)
         {
             return place;
         }
         // The lowest bit says whether the skb holds a reference (`SKB_DST_NOREF`).
-        let refdst: u64 = load(self.0, config!(offsets.skb_refdst));
+        let refdst: u64 = self.0.load(config!(offsets.skb_refdst));
         if let Some(dev) = probe::<u64>(refdst & !1, config!(offsets.dst_dev))
             && let Some(place) = Place::of_stale_device(dev)
         {
@@ -350,13 +405,13 @@ impl SkBuff {
     /// What a record says of the skb; the bytes that follow it are in the scratch space.
     #[inline(always)]
     pub fn info(self, window: &Window, scratch: &Scratch) -> SkbInfo {
-        let head: u64 = load(self.0, config!(offsets.skb_head));
-        let end: u32 = load(self.0, config!(offsets.skb_end));
+        let head: u64 = self.0.load(config!(offsets.skb_head));
+        let end: u32 = self.0.load(config!(offsets.skb_end));
         let shared_info = head.wrapping_add(u64::from(end));
         SkbInfo {
             skb: self.address_of(),
             len_bytes: window.len_bytes,
-            mark: load(self.0, config!(offsets.skb_mark)),
+            mark: self.0.load(config!(offsets.skb_mark)),
             protocol: self.protocol(),
             vlan_tci: self.vlan_tci(),
             gso_size: probe(shared_info, config!(offsets.shinfo_gso_size)).unwrap_or(0),
@@ -374,12 +429,12 @@ impl SkBuff {
     fn vlan_tci(self) -> u16 {
         let offset = config!(offsets.skb_vlan_present);
         let present = if offset == MISSING {
-            load::<u16>(self.0, config!(offsets.skb_vlan_proto)) != 0
+            self.0.load::<u16>(config!(offsets.skb_vlan_proto)) != 0
         } else {
             self.bits(offset, config!(offsets.skb_vlan_present_shift)) & 1 != 0
         };
         if present {
-            load(self.0, config!(offsets.skb_vlan_tci))
+            self.0.load(config!(offsets.skb_vlan_tci))
         } else {
             0
         }
@@ -397,7 +452,7 @@ impl SkBuff {
     /// The bitfields in one byte, shifted down to the one that is wanted.
     #[inline(always)]
     fn bits(self, offset: u32, shift: u32) -> u8 {
-        let byte: u8 = load(self.0, offset);
+        let byte: u8 = self.0.load(offset);
         byte >> (shift & 7)
     }
 }

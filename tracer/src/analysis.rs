@@ -54,8 +54,8 @@ impl Analysis {
     /// Begins with the header of the stream.
     pub fn new(header: Header) -> Self {
         Self {
+            devices: Devices::watched_at(&header.tc_devices),
             header,
-            devices: Devices::default(),
             flows: FlowTable::default(),
             ledgers: Vec::new(),
             facts: Vec::new(),

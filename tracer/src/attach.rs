@@ -32,12 +32,14 @@ use crate::{
     kernel::{btf::Btf, drop_reasons::DropReasons, features::Features, symbols::Symbols},
     record::{BlindSpot, Hook, HookState, Ledger},
     source::ring::Ring,
+    topology::Entrance,
 };
 
 mod error;
 #[cfg(feature = "aya-log")]
 mod kernel_log;
 mod programs;
+mod tc;
 
 pub use error::AttachError;
 use error::{explain_load, in_map};
@@ -76,6 +78,8 @@ pub struct AttachOptions {
     pub tunnel_ports: TunnelPorts,
     /// The WireGuard devices that are known already; [`Control::set_wireguard_devices`] adds those that appear later.
     pub wireguard_devices: Vec<DeviceId>,
+    /// The devices to watch at their `tc` hook.
+    pub entrances: Vec<Entrance>,
 }
 
 impl Default for AttachOptions {
@@ -88,6 +92,7 @@ impl Default for AttachOptions {
             budget: BUDGET,
             tunnel_ports: TunnelPorts::NONE,
             wireguard_devices: Vec::new(),
+            entrances: Vec::new(),
         }
     }
 }
@@ -273,10 +278,13 @@ pub fn attach(options: &AttachOptions) -> Result<Attached, AttachError> {
         .map_err(in_map("WIREGUARD_DEVICES"))?;
 
     let Programs {
-        hooks,
+        mut hooks,
         mut blind_spots,
         info: program_info,
     } = programs::attach(&mut ebpf, &btf, &features)?;
+    if !options.entrances.is_empty() {
+        hooks.extend(tc::attach(&mut ebpf, &options.entrances)?);
+    }
     blind_spots.extend(general_blind_spots(&features, &symbols));
     Ok(Attached {
         hooks,
@@ -317,7 +325,7 @@ fn config(options: &AttachOptions, features: &Features, ring_bytes: u32) -> Conf
         },
         netns_restricted: u32::from(options.netns.is_some()),
         wakeup_bytes: ring_bytes / 2,
-        reserved: 0,
+        tc_devices: u32::from(!options.entrances.is_empty()),
     }
 }
 

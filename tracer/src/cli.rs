@@ -166,6 +166,11 @@ pub struct ObserverArgs {
     #[arg(long, value_enum, default_value_t)]
     pub hooks: Hooks,
 
+    /// Watch this device at its tc ingress hook as well, for what reaches it past the tracepoints: bpf_redirect_peer, VLANs,
+    /// macvlans, bonds; in the namespaces of --netns, else in our own; may be repeated (Linux 6.6)
+    #[arg(long, value_name = "[NETNS/]DEV")]
+    pub tc: Vec<String>,
+
     /// Watch every packet of a flow, without the budget that keeps busy flows cheap
     #[arg(long)]
     pub all_packets: bool,

@@ -59,6 +59,8 @@ pub struct ObserverConfig {
     pub pods: bool,
     /// Which hooks.
     pub hooks: Hooks,
+    /// The devices to watch at their `tc` hook, as typed.
+    pub tc: Vec<String>,
     /// Whether the budget per flow is off.
     pub all_packets: bool,
     /// Whether stderr stays silent.
@@ -84,6 +86,7 @@ impl ObserverConfig {
             netns: args.netns,
             pods: args.pods,
             hooks: args.hooks,
+            tc: args.tc,
             all_packets: args.all_packets,
             quiet: args.quiet,
             ring_bytes,

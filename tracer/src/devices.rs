@@ -32,12 +32,22 @@ pub struct Devices {
     locals: HashMap<NetnsId, HashSet<IpAddr>>,
     /// When the UDP port of a tunnel became known, and with it what its packets look like outside.
     learned_ns: HashMap<DeviceId, u64>,
+    /// Those at whose `tc` hook everything is seen that reaches them.
+    entrances: HashSet<DeviceId>,
 }
 
 /// How much later than the latest event a record may be, and than the record the kernel half, which it is told to.
 const LEARNED_WITHIN_NS: u64 = 250_000_000;
 
 impl Devices {
+    /// None yet; of these everything is seen that reaches them, at their `tc` hook.
+    pub fn watched_at(entrances: &[DeviceId]) -> Self {
+        Self {
+            entrances: entrances.iter().copied().collect(),
+            ..Self::default()
+        }
+    }
+
     /// Takes a device record. A device that is gone stays known: packets that it carried are still to be explained.
     pub fn push(&mut self, device: &Device) {
         if let Some(name) = &device.netns_name {
@@ -118,7 +128,7 @@ impl Devices {
         let Some(device) = self.get(id) else {
             return true;
         };
-        if hides_delivery_kind(&device.kind) {
+        if self.hides(device) {
             return true;
         }
         let is_below = |other: &Device| match other.underlay() {
@@ -134,12 +144,20 @@ impl Devices {
                     netns: id.netns,
                 })
             })
-            .is_some_and(|master| hides_delivery_kind(&master.kind));
+            .is_some_and(|master| self.hides(master));
         port_of_a_hider
             || self
                 .by_id
                 .values()
-                .any(|other| hides_delivery_kind(&other.kind) && is_below(other))
+                .any(|other| self.hides(other) && is_below(other))
+    }
+
+    /// Whether a device takes packets from the one below without an event of its own. The `tc` hook of some kinds shows
+    /// them; of an ipvlan it depends on the mode, and a macvtap and a MACsec device take them elsewhere.
+    fn hides(&self, device: &Device) -> bool {
+        let kind = device.kind.as_str();
+        let is_seen_at_tc = matches!(kind, "macvlan" | "vlan" | "bond" | "team");
+        hides_delivery_kind(kind) && !(is_seen_at_tc && self.entrances.contains(&device.id))
     }
 
     /// Where a packet goes that the device transmits, as far as the view reaches.
@@ -287,6 +305,24 @@ mod tests {
         devices.push(&macvlan);
         assert!(!devices.hides_delivery(id(2)));
         assert!(devices.hides_delivery(id(3)));
+    }
+
+    #[test]
+    fn a_macvlan_that_is_watched_at_its_tc_hook_hides_nothing_and_an_ipvlan_does() {
+        let id = |ifindex| DeviceId { netns: A, ifindex };
+        for (kind, hides) in [("macvlan", false), ("vlan", false), ("ipvlan", true)] {
+            let mut devices = Devices::watched_at(&[id(3)]);
+            devices.push(&device(A, 2, "physical", None));
+            let mut above = device(A, 3, kind, None);
+            above.underlay_ifindex = Some(2);
+            devices.push(&above);
+            assert_eq!(devices.hides_delivery(id(2)), hides, "{kind}");
+            assert_eq!(devices.hides_delivery(id(3)), hides, "{kind}");
+            // Another one beside it hides what it takes.
+            above.id = id(4);
+            devices.push(&above);
+            assert!(devices.hides_delivery(id(2)), "{kind}");
+        }
     }
 
     #[test]

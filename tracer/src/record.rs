@@ -61,6 +61,9 @@ pub struct Header {
     pub hooks: Vec<Hook>,
     /// What could not be seen.
     pub blind_spots: Vec<BlindSpot>,
+    /// The devices that were watched at their `tc` hook as well: what reaches them past the tracepoints was seen.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tc_devices: Vec<DeviceId>,
     /// CLOCK_MONOTONIC when the last hook was attached.
     pub start_ns: u64,
 }
@@ -93,7 +96,7 @@ impl View {
 pub struct Hook {
     /// The kernel's name of it.
     pub name: String,
-    /// `tp_btf`, `raw_tp`, `fentry`, …
+    /// `tp_btf`, or `tcx` where it is a device's.
     pub kind: String,
     /// Whether it is attached.
     pub state: HookState,

@@ -158,6 +158,8 @@ impl Session {
         privilege::check()?;
         let mut topology = Topology::open()?;
         let view = topology.view(&config.netns, config.pods)?;
+        let entrances = topology.entrances(&config.tc, &view)?;
+        let tc_devices = entrances.iter().map(|entrance| entrance.id).collect();
         topology.start_helper(Path::new(OWN_PROGRAM), view == View::Kernel);
         let wireguard = topology.know_wireguard(Path::new(OWN_PROGRAM));
         let attached = attach(&AttachOptions {
@@ -171,6 +173,7 @@ impl Session {
             budget: if config.all_packets { 0 } else { BUDGET },
             tunnel_ports: tunnel_ports(&topology.devices()).0,
             wireguard_devices: topology.wireguard_devices(),
+            entrances,
         })?;
         let mut counters = Counters::open(&topology, &view);
         counters.begin();
@@ -178,6 +181,7 @@ impl Session {
         let (count, offered) = attached.count();
         let mut header = header(config, &attached, &topology, view)?;
         header.blind_spots.extend(counters.blind_spot());
+        header.tc_devices = tc_devices;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
@@ -419,6 +423,7 @@ fn header(
         view,
         hooks: attached.hooks.clone(),
         blind_spots,
+        tc_devices: Vec::new(),
         start_ns: clock::monotonic_ns()?,
     })
 }

@@ -5,17 +5,20 @@ use core::ffi::c_void;
 use aya_ebpf::{macros::btf_tracepoint, programs::BtfTracePointContext};
 use tracer_common::{event::Kind, ledger::Counter};
 
-use super::report;
-use crate::{filter::watches, maps::count, skb::SkBuff, wireguard};
+use super::{report, tc};
+use crate::{config::config, filter::watches, maps::count, skb::SkBuff, wireguard};
 
 /// `netif_receive_skb(skb)`
 #[btf_tracepoint(function = "netif_receive_skb")]
 pub fn tracer_receive(ctx: BtfTracePointContext) -> i32 {
     let skb = SkBuff::new(ctx.arg::<*const c_void>(0));
+    let dev = skb.device();
+    if config!(tc_devices) != 0 {
+        tc::arrived_at(dev);
+    }
     if !skb.may_be_ip() {
         return 0;
     }
-    let dev = skb.device();
     let place = dev.place();
     if !watches(&place) {
         return 0;

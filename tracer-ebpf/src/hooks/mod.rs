@@ -3,9 +3,12 @@
 mod drop;
 mod egress;
 mod ingress;
+mod tc;
 mod tcp;
 
 use tracer_common::event::{Kind, PacketRecord};
+
+pub use tc::Arrival;
 
 use crate::{
     emit::{header, with_scratch},

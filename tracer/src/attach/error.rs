@@ -30,6 +30,9 @@ pub enum AttachError {
         /// Why.
         reason: String,
     },
+    /// A device of `--tc` cannot be watched there.
+    #[error("--tc: {}", .0)]
+    Tc(String),
     /// More namespaces than the set holds, or another map that refused its contents.
     #[error("cannot fill the map {map}: {source}")]
     Map {

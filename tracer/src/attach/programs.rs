@@ -185,7 +185,7 @@ impl Programs {
 }
 
 /// A refusal in one line: the last thing that the verifier said, else the error itself.
-fn explain(error: &ProgramError) -> String {
+pub(super) fn explain(error: &ProgramError) -> String {
     if let ProgramError::LoadError {
         io_error,
         verifier_log,

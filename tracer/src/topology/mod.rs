@@ -63,12 +63,13 @@ use self::{
     table::{Limits, Refused, Table},
 };
 
+pub(crate) use self::netns::in_each;
 pub use self::{
     counters::Counters,
     inquiry::Pace,
     scout::{NETNS_HELPER, serve as serve_netns},
     statistics::Statistics,
-    view::ViewError,
+    view::{Entrance, ViewError},
     wireguard_peers::{WIREGUARD_HELPER, serve as serve_wireguard},
 };
 

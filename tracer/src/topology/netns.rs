@@ -351,10 +351,10 @@ fn open_handle(candidate: &Candidate) -> Result<File, Errno> {
 
 /// Runs `work` inside the namespace of each item, on a thread of its own that ends with it: no other thread ever
 /// changes its namespace. An item whose namespace cannot be entered yields why.
-pub(super) fn in_each<'a, T: Sync, R: Send>(
+pub(crate) fn in_each<'a, T: Sync, R: Send>(
     items: &'a [T],
     netns: impl Fn(&'a T) -> BorrowedFd<'a> + Sync,
-    work: impl Fn(&'a T) -> R + Sync,
+    mut work: impl FnMut(&'a T) -> R + Send,
 ) -> Vec<Result<R, Errno>> {
     let enter_all = || {
         let mut here = fs::metadata("/proc/thread-self/ns/net")

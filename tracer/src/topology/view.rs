@@ -1,10 +1,12 @@
-//! What `--netns` and `--pods` mean: which namespaces are watched.
+//! What `--netns`, `--pods` and `--tc` mean: which namespaces are watched, and which devices at their `tc` hook.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
     ffi::OsString,
+    fs::File,
     io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use nix::errno::Errno;
@@ -52,6 +54,27 @@ pub enum ViewError {
         /// Why not.
         reason: &'static str,
     },
+    /// No such device where it was looked for.
+    #[error("no device {name:?} in {place}; there {}", listed(.known))]
+    UnknownDevice {
+        /// What was asked for.
+        name: String,
+        /// Where.
+        place: String,
+        /// What there is.
+        known: Vec<String>,
+    },
+    /// A device in a namespace that is not watched.
+    #[error("the network namespace {0:?} is not one of those of --netns")]
+    NotWatched(String),
+    /// The namespace cannot be entered any more.
+    #[error("cannot refer to the network namespace of the device {name:?}: {error}")]
+    Handle {
+        /// The device.
+        name: String,
+        /// Why not.
+        error: io::Error,
+    },
     /// The routes that `--pods` asks for could not be read.
     #[error("cannot read the routes of network namespace {}: {errno}", netns.inum)]
     Routes {
@@ -60,6 +83,17 @@ pub enum ViewError {
         /// Why not.
         errno: Errno,
     },
+}
+
+/// A device that is watched at its `tc` hook.
+#[derive(Clone, Debug)]
+pub struct Entrance {
+    /// Which device.
+    pub id: DeviceId,
+    /// Its name; untrusted.
+    pub name: String,
+    /// Refers to its namespace, for setns().
+    pub netns: Arc<File>,
 }
 
 fn listed(known: &[String]) -> String {
@@ -119,14 +153,16 @@ fn not_there(name: &str, path: &Path, error: io::Error) -> ViewError {
 
 /// Puts the names first that begin as the unknown one does.
 fn nearest_first(name: &str, known: Vec<OsString>) -> Vec<String> {
+    let known = known.into_iter();
+    let known = known.map(|other| other.to_string_lossy().into_owned());
+    nearest_of(name, known.collect())
+}
+
+fn nearest_of(name: &str, mut known: Vec<String>) -> Vec<String> {
     let common = |other: &str| {
         let pairs = name.chars().zip(other.chars());
         pairs.take_while(|(left, right)| left == right).count()
     };
-    let mut known: Vec<String> = known
-        .into_iter()
-        .map(|other| other.to_string_lossy().into_owned())
-        .collect();
     known.sort_by_key(|other| std::cmp::Reverse(common(other)));
     known
 }
@@ -148,6 +184,71 @@ impl Topology {
         }
         Ok(View::Netns {
             netns: netns.into_iter().collect(),
+        })
+    }
+
+    /// The devices that `--tc` names: `DEV` in the namespaces of `--netns`, or in our own where there are none, and
+    /// `NETNS/DEV` in the one that is named as `--netns` names it. Each device comes once.
+    pub fn entrances(&self, names: &[String], view: &View) -> Result<Vec<Entrance>, ViewError> {
+        let mut entrances: BTreeMap<DeviceId, Entrance> = BTreeMap::new();
+        let devices = self.devices();
+        for name in names {
+            let (netns, place, device) = match name.rsplit_once('/') {
+                Some((place, device)) => {
+                    let netns = self.named(place)?;
+                    if !view.contains(netns) {
+                        return Err(ViewError::NotWatched(place.to_owned()));
+                    }
+                    (
+                        vec![netns],
+                        format!("the network namespace {place:?}"),
+                        device,
+                    )
+                }
+                None => match view {
+                    View::Netns { netns } => (
+                        netns.clone(),
+                        "the network namespaces of --netns".to_owned(),
+                        &**name,
+                    ),
+                    View::Kernel => {
+                        let own = self.namespaces.first().map(|own| own.id);
+                        let place = "tracer's own network namespace".to_owned();
+                        (own.into_iter().collect(), place, &**name)
+                    }
+                },
+            };
+            let (found, others): (Vec<&Device>, Vec<&Device>) = devices
+                .iter()
+                .filter(|known| netns.contains(&known.id.netns))
+                .partition(|known| known.name == device);
+            if found.is_empty() {
+                let known = others.into_iter().map(|other| other.name.clone());
+                return Err(ViewError::UnknownDevice {
+                    name: device.to_owned(),
+                    place,
+                    known: nearest_of(device, known.collect()),
+                });
+            }
+            for found in found {
+                entrances.insert(found.id, self.entrance(found)?);
+            }
+        }
+        Ok(entrances.into_values().collect())
+    }
+
+    fn entrance(&self, device: &Device) -> Result<Entrance, ViewError> {
+        let opened = self.namespaces.iter();
+        let opened = opened.filter(|opened| opened.id == device.id.netns);
+        let handle = opened.map(|opened| opened.handle.try_clone()).next();
+        let handle = handle.unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()));
+        Ok(Entrance {
+            id: device.id,
+            name: device.name.clone(),
+            netns: Arc::new(handle.map_err(|error| ViewError::Handle {
+                name: device.name.clone(),
+                error,
+            })?),
         })
     }
 

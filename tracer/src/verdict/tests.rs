@@ -129,6 +129,7 @@ impl Story {
                 })
                 .to_vec(),
             blind_spots: Vec::new(),
+            tc_devices: Vec::new(),
             start_ns: 0,
         };
         let mut analysis = Analysis::new(header);

@@ -59,6 +59,7 @@ fn node() -> Analysis {
             })
             .to_vec(),
         blind_spots: Vec::new(),
+        tc_devices: Vec::new(),
         start_ns: 0,
     });
     analysis.push(&Record::Device(Box::new(Device {

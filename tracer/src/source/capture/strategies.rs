@@ -59,34 +59,38 @@ pub(super) fn header() -> impl Strategy<Value = Header> {
         view,
         vec(hook, 0..3),
         vec(blind_spot, 0..3),
+        vec(device_id(), 0..3),
         any::<u64>(),
     )
-        .prop_map(|(strings, command, view, hooks, blind_spots, start_ns)| {
-            let [
-                tracer_version,
-                hostname,
-                machine_id,
-                boot_id,
-                kernel,
-                arch,
-                filter,
-            ] = strings;
-            Header {
-                schema: CAPTURE_SCHEMA.to_owned(),
-                tracer_version,
-                command,
-                hostname,
-                machine_id,
-                boot_id,
-                kernel,
-                arch,
-                filter,
-                view,
-                hooks,
-                blind_spots,
-                start_ns,
-            }
-        })
+        .prop_map(
+            |(strings, command, view, hooks, blind_spots, tc_devices, start_ns)| {
+                let [
+                    tracer_version,
+                    hostname,
+                    machine_id,
+                    boot_id,
+                    kernel,
+                    arch,
+                    filter,
+                ] = strings;
+                Header {
+                    schema: CAPTURE_SCHEMA.to_owned(),
+                    tracer_version,
+                    command,
+                    hostname,
+                    machine_id,
+                    boot_id,
+                    kernel,
+                    arch,
+                    filter,
+                    view,
+                    hooks,
+                    blind_spots,
+                    tc_devices,
+                    start_ns,
+                }
+            },
+        )
 }
 
 fn device() -> impl Strategy<Value = Device> {

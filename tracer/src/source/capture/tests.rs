@@ -28,6 +28,7 @@ fn small_header() -> Header {
             reason: None,
         }],
         blind_spots: Vec::new(),
+        tc_devices: Vec::new(),
         start_ns: 1,
     }
 }
