@@ -146,7 +146,14 @@ fn a_closed_pipe_behind_stdout_is_no_error() -> Result<()> {
     drop(reader);
     let output = Command::new(binary()?)
         // No packet of this host's address comes, here or anywhere.
-        .args(["trace", "--for", "1s", "--format", "json", "host 192.0.2.1"])
+        .args([
+            "trace",
+            "--for",
+            "1s",
+            "--format",
+            "json",
+            "host 203.0.113.77",
+        ])
         .stdout(writer)
         .stderr(Stdio::piped())
         .output()?;
@@ -155,12 +162,19 @@ fn a_closed_pipe_behind_stdout_is_no_error() -> Result<()> {
 
 #[test]
 fn no_packet_matched_is_said_and_does_not_look_healthy() -> Result<()> {
-    let run = Run::of(&["trace", "--for", "1s", "--format", "json", "host 192.0.2.1"])?;
+    let run = Run::of(&[
+        "trace",
+        "--for",
+        "1s",
+        "--format",
+        "json",
+        "host 203.0.113.77",
+    ])?;
     ensure!(run.code() == Some(NO_FAULT_AT_ALL), "{run}");
     let report = run.report()?;
     ensure!(report["flows"] == serde_json::json!([]), "{report:#}");
     ensure!(report["ledger"]["clean"] == true, "{report:#}");
-    let text = Run::of(&["trace", "--for", "1s", "host 192.0.2.1"])?;
+    let text = Run::of(&["trace", "--for", "1s", "host 203.0.113.77"])?;
     ensure!(text.code() == Some(NO_FAULT_AT_ALL), "{}", text.stdout);
     ensure!(text.stdout.contains("no packet matched"), "{}", text.stdout);
     Ok(())

@@ -57,8 +57,8 @@ fn shows_arrival(run: &Run, netns: &str, device: &str) -> Result<bool> {
 fn above_a_wire(lab: &Topology, family: Family, kind: &str) -> Result<(Netns, Netns, SocketAddr)> {
     let (pod_c, pod_d) = (Netns::add("pod-c")?, Netns::add("pod-d")?);
     let (client, server, prefix) = match family {
-        Family::V4 => ("192.0.2.1", "192.0.2.2", 24),
-        Family::V6 => ("2001:db8::1", "2001:db8::2", 64),
+        Family::V4 => ("198.51.100.1", "198.51.100.2", 24),
+        Family::V6 => ("2001:db8:1::1", "2001:db8:1::2", 64),
     };
     lab.node_b.ip(&format!(
         "link add lxcm index 31 type veth peer name far netns pod-c\n\

@@ -67,7 +67,7 @@ fn no_program_costs_the_verifier_twice_what_it_did() -> Result<()> {
     if !TELLS.is_reached_or_said("the number of verified instructions") {
         return Ok(());
     }
-    let mut tracer = Tracer::start(&["trace", "--for", "0", "host 192.0.2.1"])?;
+    let mut tracer = Tracer::start(&["trace", "--for", "0", "host 203.0.113.77"])?;
     let (attached, _) = tracer.wait_until_ready()?;
     let processed = processed_for(tracer.pid())?;
     tracer.interrupt()?;

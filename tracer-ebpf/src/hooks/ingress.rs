@@ -6,7 +6,13 @@ use aya_ebpf::{macros::btf_tracepoint, programs::BtfTracePointContext};
 use tracer_common::{event::Kind, ledger::Counter};
 
 use super::{report, tc};
-use crate::{config::config, filter::watches, maps::count, skb::SkBuff, wireguard};
+use crate::{
+    config::config,
+    filter::watches,
+    maps::count,
+    skb::{Device, SkBuff, Window},
+    wireguard,
+};
 
 /// `netif_receive_skb(skb)`
 #[btf_tracepoint(function = "netif_receive_skb")]
@@ -16,14 +22,21 @@ pub fn tracer_receive(ctx: BtfTracePointContext) -> i32 {
     if config!(tc_devices) != 0 {
         tc::arrived_at(dev);
     }
+    received(skb, dev, || skb.receive_window(dev));
+    0
+}
+
+/// Reports a packet that has come to a device.
+#[inline(always)]
+pub fn received(skb: SkBuff, dev: Device, window: impl FnOnce() -> Option<Window>) {
     if !skb.may_be_ip() {
-        return 0;
+        return;
     }
     let place = dev.place();
     if !watches(&place) {
-        return 0;
+        return;
     }
-    match skb.receive_window(dev) {
+    match window() {
         Some(window) => {
             let sealing = wireguard::is_device(dev, &place);
             report(
@@ -37,5 +50,4 @@ pub fn tracer_receive(ctx: BtfTracePointContext) -> i32 {
         }
         None => count(Counter::Unreadable),
     }
-    0
 }

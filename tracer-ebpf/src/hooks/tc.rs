@@ -5,14 +5,11 @@
 use aya_ebpf::{
     EbpfContext as _, bindings::TC_ACT_UNSPEC, macros::classifier, programs::TcContext,
 };
-use tracer_common::{event::Kind, ledger::Counter};
 
-use super::report;
+use super::ingress::received;
 use crate::{
-    filter::watches,
-    maps::{ARRIVAL, count},
+    maps::ARRIVAL,
     skb::{Device, SkBuff},
-    wireguard,
 };
 
 /// What this CPU knows of the packet in its receive path; there is one at a time.
@@ -56,26 +53,8 @@ fn taken_over(ctx: &TcContext) {
         )
     };
     let dev = skb.device();
-    if dev.address_of() == entered || !skb.may_be_ip() {
-        return;
-    }
-    let place = dev.place();
-    if !watches(&place) {
-        return;
-    }
-    // The link header was pushed back for the classifiers, so the packet begins where its network header does.
-    match skb.network_window() {
-        Some(window) => {
-            let sealing = wireguard::is_device(dev, &place);
-            report(
-                Kind::Receive,
-                skb,
-                &window,
-                place.netns_inum,
-                sealing,
-                || Some(place),
-            );
-        }
-        None => count(Counter::Unreadable),
+    if dev.address_of() != entered {
+        // The link header was pushed back for the classifiers: the packet begins where its network header does.
+        received(skb, dev, || skb.network_window());
     }
 }
