@@ -10,6 +10,9 @@ use nix::mount::{MsFlags, mount};
 use tracer::lab::sandbox;
 use tracer_tests::{Run, binary};
 
+/// No packet of this address comes, here or anywhere.
+const NOBODY: &str = "host 203.0.113.77";
+
 const NO_FAULT_AT_ALL: i32 = 11;
 const ERROR: i32 = 1;
 const USAGE: i32 = 2;
@@ -145,15 +148,7 @@ fn a_closed_pipe_behind_stdout_is_no_error() -> Result<()> {
     let (reader, writer) = std::io::pipe()?;
     drop(reader);
     let output = Command::new(binary()?)
-        // No packet of this host's address comes, here or anywhere.
-        .args([
-            "trace",
-            "--for",
-            "1s",
-            "--format",
-            "json",
-            "host 203.0.113.77",
-        ])
+        .args(["trace", "--for", "1s", "--format", "json", NOBODY])
         .stdout(writer)
         .stderr(Stdio::piped())
         .output()?;
@@ -162,19 +157,12 @@ fn a_closed_pipe_behind_stdout_is_no_error() -> Result<()> {
 
 #[test]
 fn no_packet_matched_is_said_and_does_not_look_healthy() -> Result<()> {
-    let run = Run::of(&[
-        "trace",
-        "--for",
-        "1s",
-        "--format",
-        "json",
-        "host 203.0.113.77",
-    ])?;
+    let run = Run::of(&["trace", "--for", "1s", "--format", "json", NOBODY])?;
     ensure!(run.code() == Some(NO_FAULT_AT_ALL), "{run}");
     let report = run.report()?;
     ensure!(report["flows"] == serde_json::json!([]), "{report:#}");
     ensure!(report["ledger"]["clean"] == true, "{report:#}");
-    let text = Run::of(&["trace", "--for", "1s", "host 203.0.113.77"])?;
+    let text = Run::of(&["trace", "--for", "1s", NOBODY])?;
     ensure!(text.code() == Some(NO_FAULT_AT_ALL), "{}", text.stdout);
     ensure!(text.stdout.contains("no packet matched"), "{}", text.stdout);
     Ok(())

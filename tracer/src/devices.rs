@@ -62,6 +62,8 @@ impl Devices {
             if let Some(known) = self.by_id.get_mut(&device.id) {
                 known.removed = true;
             }
+            // Its program went with it: another device with its number is not watched.
+            self.entrances.remove(&device.id);
         } else {
             self.by_id.insert(device.id, device.clone());
         }
@@ -318,6 +320,10 @@ mod tests {
             devices.push(&above);
             assert_eq!(devices.hides_delivery(id(2)), hides, "{kind}");
             assert_eq!(devices.hides_delivery(id(3)), hides, "{kind}");
+            let mut gone = devices.get(id(3)).cloned().expect("it was pushed");
+            gone.removed = true;
+            devices.push(&gone);
+            assert!(devices.hides_delivery(id(2)), "{kind}");
             // Another one beside it hides what it takes.
             above.id = id(4);
             devices.push(&above);
