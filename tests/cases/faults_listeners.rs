@@ -81,8 +81,8 @@ fn accept_queue_fills_before_the_ack(family: Family) -> Result<()> {
         faults::netfilter(&lab.pod_b, "input", &format!("{ACK} drop"))?;
         let clients = [connected(lab)?, connected(lab)?];
         faults::heal_netfilter(&lab.pod_b)?;
-        // The SYN-ACK is sent again after 1 and 3 s, and so is the ACK.
-        let deadline = Instant::now() + 2 * SOON;
+        // The SYN-ACK is sent again after 1, 3 and 7 s, and so is the ACK.
+        let deadline = Instant::now() + 4 * SOON;
         while lab.pod_b.counter("TcpExt", "ListenOverflows")? == 0 {
             ensure!(Instant::now() < deadline, "the queue never overflowed");
             thread::sleep(Duration::from_millis(20));

@@ -116,6 +116,9 @@ fn a_synack_that_is_delayed_until_the_client_gave_up_is_innocent() -> Result<()>
 
 /// Lets a queue in front of pod-a hold the next packet for about a second.
 fn slow_link(lab: &Topology) -> Result<()> {
+    // The node's own reports of multicast groups come at any time, and would hold the SYN-ACK up for longer.
+    let report = "icmpv6 type mld2-listener-report drop";
+    faults::at_device(&lab.node_a, "egress", "lxca", report)?;
     let queue = "qdisc add dev lxca root tbf rate 600bit burst 160 limit 10000";
     let arguments: Vec<&str> = queue.split(' ').collect();
     lab.node_a.command("tc", &arguments)?;

@@ -112,6 +112,9 @@ pub fn innocent_because(
         PacketKind::Ack if in_tcp && flow.client_reset_before(sighting) => {
             Some("the RST with which the client ended the connection overtook it")
         }
+        PacketKind::Ack if is_superfluous(death) && flow.server_established() => {
+            Some("another ACK had completed the connection, or was about to")
+        }
         PacketKind::EchoReply if is_icmps_own(sighting) => {
             Some("the host has it: ping listens to a copy")
         }
@@ -135,6 +138,15 @@ pub fn innocent_because(
         }
         _ => None,
     }
+}
+
+/// An ACK that comes to a connection, and is not one that it waits for (`tcp_validate_incoming`), or that comes to the
+/// listener while another CPU makes the connection of the ACK before it (`tcp_rcv_state_process`, Linux 6.18).
+fn is_superfluous(death: &Death) -> bool {
+    let is_validating = std::iter::once(&death.location)
+        .chain(death.own_callers())
+        .any(|symbol| symbol.plain_name() == "tcp_validate_incoming");
+    is_validating || freed_in_tcp(death) && death.reason.as_deref() == Some("TCP_FLAGS")
 }
 
 /// While a connection closes, `tcp_rcv_state_process` frees every ACK that it has read, without a reason.

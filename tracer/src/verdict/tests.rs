@@ -289,14 +289,28 @@ impl Story {
         self.see(at_ms, true, ack(at_ms), places, None);
     }
 
+    /// The client's socket enters a state.
     fn socket(&mut self, at_ms: u64, new_state: TcpState) {
+        self.state(at_ms, (POD_A, self.client, self.server), new_state);
+    }
+
+    /// The server's socket enters a state.
+    fn server_socket(&mut self, at_ms: u64, new_state: TcpState) {
+        self.state(at_ms, (POD_B, self.server, self.client), new_state);
+    }
+
+    fn state(
+        &mut self,
+        at_ms: u64,
+        (netns, local, remote): (NetnsId, SocketAddr, SocketAddr),
+        new_state: TcpState,
+    ) {
         self.sequence += 1;
-        let (local, remote) = (self.client, self.server);
         let event = Event {
             time_ns: at_ms * MS + u64::from(self.sequence),
             cpu: 0,
             sequence: self.sequence,
-            netns: Some(POD_A),
+            netns: Some(netns),
             ifindex: None,
             what: What::Socket {
                 hook: SocketHook::State,
@@ -1652,6 +1666,36 @@ fn an_ack_that_the_clients_own_rst_overtook_is_not_lost() {
             judgement.losses
         );
     });
+}
+
+#[test]
+fn an_ack_that_the_server_did_not_need_is_not_lost() {
+    let cases = [
+        (
+            "TCP_OLD_SEQUENCE",
+            vec!["tcp_validate_incoming", "tcp_rcv_established"],
+            true,
+        ),
+        ("TCP_FLAGS", vec!["tcp_v6_do_rcv", "tcp_v6_rcv"], true),
+        // Before there were reasons.
+        ("", vec!["tcp_drop", "tcp_validate_incoming"], true),
+        ("TCP_CSUM", vec!["tcp_v4_rcv"], false),
+        ("TCP_LISTEN_OVERFLOW", vec!["tcp_v4_rcv"], false),
+    ];
+    for (reason, callers, is_innocent) in cases {
+        let mut story = Story::whole();
+        story.syn(0, &THERE);
+        story.syn_ack(1, &BACK);
+        story.socket(2, TcpState::Established);
+        story.see(3, true, ack(3), &THERE[..6], killed(reason, &callers));
+        story.server_socket(4, TcpState::Established);
+        story.see(5, true, ack(5), &THERE, None);
+        story.check(VerdictCode::Answered, Confidence::Proven, |judgement| {
+            let losses = &judgement.losses;
+            assert_eq!(losses.len(), 1);
+            assert_eq!(losses[0].innocent, is_innocent, "{losses:#?}");
+        });
+    }
 }
 
 #[test]
